@@ -15,8 +15,8 @@ def holder_of(port: int) -> str | None:
     """`name (pid N)` of the process that listens on `port`; None where the OS does not tell us."""
     try:
         for connection in psutil.net_connections(kind="tcp"):
-            listens = connection.status == psutil.CONN_LISTEN and connection.laddr
-            if listens and connection.laddr[1] == port and connection.pid:
+            listens_on = getattr(connection.laddr, "port", None)  # an unbound socket has an empty address
+            if connection.status == psutil.CONN_LISTEN and listens_on == port and connection.pid:
                 return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
     except psutil.Error:
         # macOS shows other processes' connections to root only.
