@@ -3,18 +3,35 @@
 A worker loads exactly what the record names: it never searches, downloads or guesses.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from shared import __version__
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Sampling defaults of a model; None leaves it to the model's generation_config.json."""
+    """Sampling defaults of a model; None leaves it to the model's generation_config.json.
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    The settings read the `Meta` too: what a key means and what it may be is said here alone.
+    """
+
+    temperature: Annotated[
+        float | None, Meta(description="0 always takes the likeliest token.", ge=0, le=2)
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Meta(description="Take from the likeliest tokens that together have this probability.", ge=0, le=1),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        Meta(description="Take from so many of the likeliest tokens; 0 is all.", ge=0, le=2**31 - 1),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Meta(description="Leave out tokens below this share of the likeliest one's probability.", ge=0, le=1),
+    ] = None
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

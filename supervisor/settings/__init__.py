@@ -1,0 +1,25 @@
+"""`config.toml`, environment and flags, read into frozen structs."""
+
+from supervisor.settings.loading import load_settings
+from supervisor.settings.model import (
+    MemorySettings,
+    ModelSettings,
+    Origin,
+    ServerSettings,
+    Settings,
+    SettingsError,
+    StartOptions,
+    WatchSettings,
+)
+
+__all__ = [
+    "MemorySettings",
+    "ModelSettings",
+    "Origin",
+    "ServerSettings",
+    "Settings",
+    "SettingsError",
+    "StartOptions",
+    "WatchSettings",
+    "load_settings",
+]

@@ -1,0 +1,106 @@
+"""What single values can't tell: settings that contradict each other."""
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from supervisor.settings.model import Settings
+
+Problem = tuple[tuple[str, ...], str]
+"""The key that is to blame, and a sentence."""
+
+MAX_NAME_BYTES: Final = 256
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
+
+
+def check(settings: Settings) -> list[Problem]:
+    """Every contradiction in `settings`; empty when it is fine."""
+    return [*_server(settings), *_names(settings), *_places(settings)]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`. A name other than localhost counts as reachable."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _server(settings: Settings) -> Iterator[Problem]:
+    server = settings.server
+    if not _HOST.fullmatch(server.host) or server.host.startswith("["):
+        yield (
+            ("server", "host"),
+            f'server.host must be an address or a name such as "127.0.0.1", "::1" or "mac.local", '
+            f"not {server.host!r}; the port goes into server.port",
+        )
+    elif not is_loopback(server.host) and not server.insecure:
+        yield (
+            ("server", "host"),
+            f"server.host {server.host} lets other machines in, and nobody would have to log in; "
+            "if that is what you want, add --insecure (or server.insecure = true)",
+        )
+    for host in server.allowed_hosts:
+        if not _HOST.fullmatch(host):
+            yield (
+                ("server", "allowed_hosts"),
+                f'server.allowed_hosts takes host names such as "mac.local", without scheme, port or '
+                f"path, not {host!r}",
+            )
+    for origin in server.cors_origins:
+        if not _ORIGIN.fullmatch(origin):
+            yield (
+                ("server", "cors_origins"),
+                f'server.cors_origins takes origins such as "https://chat.example", without a path, '
+                f"not {origin!r}",
+            )
+
+
+def _names(settings: Settings) -> Iterator[Problem]:
+    owners: dict[str, str] = {}
+    for model_id, model in settings.models.items():
+        table = ("models", model_id)
+        if not _is_name(model_id):
+            yield table, f"{model_id!r} can't be a model id; {_NAMES_ARE}"
+        for alias in model.aliases:
+            key = (*table, "aliases")
+            if not _is_name(alias):
+                yield key, f"{alias!r} can't be an alias; {_NAMES_ARE}"
+            elif alias in settings.models:
+                yield key, f"the alias {alias!r} of {model_id!r} is the id of a model; choose another"
+            elif alias in owners:
+                by = "" if owners[alias] == model_id else f", by {owners[alias]!r} and {model_id!r}"
+                yield key, f"the alias {alias!r} is used twice{by}"
+            owners.setdefault(alias, model_id)
+
+
+_NAMES_ARE: Final = f"names have 1 to {MAX_NAME_BYTES} bytes, and no control characters or spaces around them"
+
+
+def _is_name(name: str) -> bool:
+    return (
+        0 < len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES
+        and name.isprintable()
+        and name == name.strip()
+    )
+
+
+def _places(settings: Settings) -> Iterator[Problem]:
+    """More models that must be loaded than may be."""
+    room = settings.memory.max_resident
+    pinned = [model_id for model_id, model in settings.models.items() if model.pin]
+    wanted = [model_id for model_id, model in settings.models.items() if model.pin or model.preload]
+    if len(wanted) <= room:
+        return
+    key = "pin" if len(pinned) > room else "preload"
+    blamed = (pinned if key == "pin" else wanted)[room]
+    kind = "pinned" if key == "pin" else "pinned or preloaded"
+    count = len(pinned if key == "pin" else wanted)
+    yield (
+        ("models", blamed, key),
+        f"{count} models are {kind}, but memory.max_resident is {room}; raise it or name fewer",
+    )

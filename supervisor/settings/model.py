@@ -1,0 +1,241 @@
+"""The settings as the supervisor reads them: frozen, resolved, in bytes and seconds.
+
+A field's `Meta` is the one place that says what a key means, what it may be and how it is written;
+the loader, the reference in deploy/config.md and the error messages all read it. A field's encoded
+name is its key in `config.toml`: people write `idle_unload = "30m"`, code reads `idle_unload_s`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shared.launch import Sampling
+
+YEAR_S: Final = 365 * 86400.0
+
+SIZE: Final = {"form": "size"}
+"""Written as `64MiB`, or as a whole number of bytes."""
+DURATION: Final = {"form": "duration"}
+"""Written as `90s`."""
+DURATION_OR_NEVER: Final = {"form": "duration", "never": True}
+"""Written as `30m`, or `never` for infinity."""
+ONE_MODEL: Final = {"one_model": True}
+"""Belongs to one model: not inherited, so not allowed in `[defaults]`."""
+
+
+class ServerSettings(msgspec.Struct, frozen=True, rename={"max_body_bytes": "max_body"}):
+    """The public listener: `[server]`."""
+
+    host: Annotated[
+        str,
+        Meta(description="Address to listen on. Anything beyond loopback also needs `insecure`."),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int,
+        Meta(description="TCP port to listen on; 0 lets the system choose a free one.", ge=0, le=65535),
+    ] = 8080
+    insecure: Annotated[
+        bool,
+        Meta(description="Allow a `host` that other machines can reach although nobody has to log in."),
+    ] = False
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Names beyond loopback and `host` that a request's Host header may carry, "
+            "such as the name a reverse proxy passes on."
+        ),
+    ] = ()
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Origins of web pages that may call the API from a browser, "
+            'such as `"https://chat.example"`.'
+        ),
+    ] = ()
+    max_body_bytes: Annotated[
+        int,
+        Meta(description="Largest request body that is accepted.", ge=1024, le=2**40, extra=SIZE),
+    ] = 64 * 2**20
+    fallback_model: Annotated[
+        str,
+        Meta(description="Model that answers for names that nobody knows; empty answers 404."),
+    ] = ""
+
+
+class MemorySettings(msgspec.Struct, frozen=True):
+    """How many models may be loaded at once: `[memory]`."""
+
+    spare: Annotated[
+        bool,
+        Meta(
+            description="Keep one worker process ready with everything imported, "
+            "so that the next load starts at the weights."
+        ),
+    ] = True
+    max_resident: Annotated[
+        int,
+        Meta(
+            description="Models that may be loaded at once. For one more, the idle model that was used "
+            "least recently leaves.",
+            ge=1,
+            le=1000,
+        ),
+    ] = 2
+
+
+class WatchSettings(
+    msgspec.Struct,
+    frozen=True,
+    rename={
+        "silence_s": "silence",
+        "stall_s": "stall",
+        "drain_s": "drain",
+        "kill_grace_s": "kill_grace",
+    },
+):
+    """When a worker counts as hung, and how long it gets to leave: `[watch]`."""
+
+    silence_s: Annotated[
+        float,
+        Meta(
+            description="A worker that does not answer for so long is killed and started anew.",
+            ge=1,
+            le=3600,
+            extra=DURATION,
+        ),
+    ] = 10.0
+    stall_s: Annotated[
+        float,
+        Meta(
+            description="So is a worker that has requests running but makes no step for so long.",
+            ge=1,
+            le=86400,
+            extra=DURATION,
+        ),
+    ] = 120.0
+    drain_s: Annotated[
+        float,
+        Meta(
+            description="At the stop, answers that are under way get so long to finish.",
+            ge=0,
+            le=3600,
+            extra=DURATION,
+        ),
+    ] = 10.0
+    kill_grace_s: Annotated[
+        float,
+        Meta(
+            description="A worker that was told to leave is killed after so long.",
+            ge=0,
+            le=3600,
+            extra=DURATION,
+        ),
+    ] = 3.0
+
+
+class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_unload"}):
+    """One model: `[models."ID"]` over `[defaults]`."""
+
+    source: Annotated[
+        str | None,
+        Meta(
+            description="Where the model is: a folder, the hub id of a model in the local Hugging Face "
+            "cache, or the id of an imported model. Absent means the model of that very id.",
+            extra=ONE_MODEL,
+        ),
+    ] = None
+    aliases: Annotated[
+        tuple[str, ...],
+        Meta(description="Other names under which requests may ask for it.", extra=ONE_MODEL),
+    ] = ()
+    pin: Annotated[
+        bool,
+        Meta(description="Never unload it to make room or because it is idle.", extra=ONE_MODEL),
+    ] = False
+    preload: Annotated[
+        bool,
+        Meta(description="Load it when the supervisor starts.", extra=ONE_MODEL),
+    ] = False
+    context: Annotated[
+        int | None,
+        Meta(
+            description="Most tokens that prompt and completion may have together. "
+            "Absent means what the model was made for.",
+            ge=16,
+            le=2**31 - 1,
+        ),
+    ] = None
+    sampling: Annotated[
+        Sampling,
+        Meta(
+            description="What a request that doesn't say gets. "
+            "Absent means the model's own `generation_config.json`."
+        ),
+    ] = Sampling()
+    idle_unload_s: Annotated[
+        float,
+        Meta(
+            description="Unload it after so long without a request.",
+            ge=1,
+            le=YEAR_S,
+            extra=DURATION_OR_NEVER,
+        ),
+    ] = 1800.0
+    max_concurrency: Annotated[
+        int,
+        Meta(description="Requests that are answered at the same time, in one batch.", ge=1, le=1024),
+    ] = 8
+    queue: Annotated[
+        int,
+        Meta(description="Requests that may wait beyond those; one more gets 429.", ge=0, le=100_000),
+    ] = 64
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a value came from. `where` is `FILE:LINE`, the variable's name, or empty."""
+
+    source: Literal["file", "environment", "flag"]
+    where: str = ""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """All settings, resolved. `models` holds the models that the configuration names, by id."""
+
+    server: ServerSettings = ServerSettings()
+    memory: MemorySettings = MemorySettings()
+    watch: WatchSettings = WatchSettings()
+    defaults: ModelSettings = ModelSettings()
+    models: Mapping[str, ModelSettings] = {}
+    origins: Mapping[str, Origin] = {}
+    """By dotted key; what is not in here is a default."""
+
+    def for_model(self, model_id: str) -> ModelSettings:
+        """The model's own settings, or the defaults for one that the configuration does not name."""
+        return self.models.get(model_id, self.defaults)
+
+
+class StartOptions(msgspec.Struct, frozen=True):
+    """What `mlx-supervisor start` was asked for."""
+
+    home: Path
+    config: Path | None = None
+    """None is `config.toml` in the state folder, which may be absent; a file named here may not."""
+    flags: Mapping[str, object] = {}
+    """Dotted key of a setting -> its value; see `load_settings`."""
+    models: tuple[str, ...] = ()
+    """Model ids or aliases to load at the start."""
+
+
+class SettingsError(Exception):
+    """Raised when the configuration can't be used.
+
+    The message is for people: a line for each problem, with file and line (or the variable, or the
+    flag), the key, and what is allowed.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
