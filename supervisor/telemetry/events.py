@@ -1,0 +1,49 @@
+"""The one place where "what happened" goes."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import msgspec
+
+Level = Literal["info", "warning", "error"]
+Field = str | int | float | bool | None
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened. Nothing from a prompt, an answer or a key may be in `fields`."""
+
+    at: float
+    """Wall clock, seconds since 1970: for people only, never to measure with."""
+    kind: str
+    """Subject and verb, `worker.ready`: stable, meant for programs."""
+    level: Level
+    fields: Mapping[str, Field]
+
+
+Subscriber = Callable[[Event], None]
+
+
+class Events:
+    """Passes each event to every subscriber, at once and in order.
+
+    Subscribers are called by whoever emits, so they neither block nor raise.
+    """
+
+    def __init__(self) -> None:
+        self._subscribers: tuple[Subscriber, ...] = ()
+
+    def emit(self, kind: str, /, *, level: Level = "info", **fields: Field) -> None:
+        """Tell that `kind` happened, as in `emit("worker.ready", model="qwen3-8b", pid=4711, load_s=2.1)`."""
+        event = Event(time.time(), kind, level, fields)
+        for subscriber in self._subscribers:
+            subscriber(event)
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call `subscriber` with every event from now on, until the returned function is called."""
+        self._subscribers = (*self._subscribers, subscriber)
+
+        def unsubscribe() -> None:
+            self._subscribers = tuple(item for item in self._subscribers if item is not subscriber)
+
+        return unsubscribe
