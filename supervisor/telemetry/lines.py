@@ -1,0 +1,95 @@
+"""An event as a line: for the log file, and shorter for a person who watches."""
+
+import time
+from typing import Final
+
+from shared.sizes import format_duration, format_size
+from supervisor.telemetry.events import Event, Field
+
+_LONGEST_TEXT: Final = 4000
+"""Characters of one text in a log line."""
+_SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def log_line(event: Event) -> bytes:
+    """`2026-03-01T09:30:00.125Z info worker.ready model=qwen3-8b pid=4711`, with its line end.
+
+    UTC. Texts with anything but plain characters are in quotes, and everything that could act on a
+    terminal or begin a new line is escaped.
+    """
+    seconds, thousandths = divmod(int(event.at * 1000), 1000)
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    words = [f"{moment}.{thousandths:03d}Z", event.level, _word(event.kind)]
+    words += [f"{_word(name)}={_shown(value)}" for name, value in event.fields.items() if value is not None]
+    return (" ".join(words) + "\n").encode("utf-8", "backslashreplace")
+
+
+def escaped(text: str) -> str:
+    """`text` without anything that acts on a terminal: control, format and line-breaking characters."""
+    return "".join(character if character.isprintable() else _escape(character) for character in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if code < 0x100:
+        return _SHORT_ESCAPES.get(character) or f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _shown(value: Field) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value) if isinstance(value, int) else _word(str(value))
+
+
+def _word(text: str) -> str:
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[:_LONGEST_TEXT]}… ({len(text)} characters)"
+    if text and text.isprintable() and not any(sign in text for sign in ' "=\\'):
+        return text
+    inside = escaped(text.replace("\\", "\\\\").replace('"', '\\"'))
+    return f'"{inside}"'
+
+
+# What a terminal shows of events that are no warning. Durations and sizes come formatted.
+_SENTENCES: Final = {
+    "worker.starting": "{model}: loading",
+    "worker.ready": "{model}: ready after {load_s}",
+    "worker.gone": "{model}: unloaded",
+}
+_COLOURS: Final = {"info": "", "warning": "\x1b[33m", "error": "\x1b[31m"}
+_PLAIN: Final = "\x1b[0m"
+
+
+def terminal_line(event: Event, *, colour: bool) -> str | None:
+    """What a person at the terminal wants to know of the event; None when that is nothing.
+
+    Warnings and errors are always shown, other events where there is a sentence for them.
+    """
+    fields = {name: _told(name, value) for name, value in event.fields.items() if value is not None}
+    sentence = _SENTENCES.get(event.kind)
+    if sentence is not None:
+        text = sentence.format_map(_Told(fields))
+    elif event.level != "info":
+        text = " ".join([event.kind, *(f"{name}={value}" for name, value in fields.items())])
+    else:
+        return None
+    clock = time.strftime("%H:%M:%S", time.localtime(event.at))
+    before = _COLOURS[event.level] if colour else ""
+    return f"{clock} {before}{escaped(text)}{_PLAIN if before else ''}"
+
+
+class _Told(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        return "?"
+
+
+def _told(name: str, value: Field) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if name.endswith("_s"):
+            return format_duration(value)
+        if name.endswith("_bytes"):
+            return format_size(int(value))
+    return _shown(value) if not isinstance(value, str) else value

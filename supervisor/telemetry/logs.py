@@ -1,0 +1,196 @@
+"""Writes events to `supervisor.log` and, in short, to a terminal. Never in the way of the service.
+
+A disk that is full or a folder that can't be written loses lines, which are counted; a terminal that
+doesn't scroll (Ctrl-S) loses lines too. Neither ever stops the event loop with an error.
+"""
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, TextIO
+
+from supervisor.telemetry.events import Event, Events
+from supervisor.telemetry.lines import log_line, terminal_line
+
+_REOPEN_S: Final = 5.0
+"""How often a log file that could not be opened is tried again, at most."""
+_CALLS: Final = 8
+"""Innermost calls of a traceback that are kept."""
+_TERMINAL_LINES: Final = 1000
+"""Lines that wait for a terminal that doesn't take them."""
+
+
+class LogFile:
+    """Appends lines to a file; what can't be written is dropped and counted."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._next_try_s = 0.0
+        self._torn = False
+        self._closed = False
+        self._untold = 0
+        self.dropped = 0
+        """Lines that were lost since the start."""
+        self._open()
+
+    def write(self, event: Event) -> None:
+        """Append the event. A subscriber of `Events`."""
+        if self._descriptor is None and not self._closed and time.monotonic() >= self._next_try_s:
+            self._open()
+        line = log_line(event)
+        if self._untold:
+            missing = Event(event.at, "log.dropped", "warning", {"lines": self._untold})
+            line = log_line(missing) + line
+        # After half a line, the next begins on a line of its own.
+        if self._append(b"\n" + line if self._torn else line):
+            self._torn = False
+            self._untold = 0
+        else:
+            self.dropped += 1
+            self._untold += 1
+
+    def close(self) -> None:
+        self._closed = True
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> None:
+        self._next_try_s = time.monotonic() + _REOPEN_S
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._descriptor = os.open(self._path, flags, 0o600)
+        except OSError:
+            self._descriptor = None  # `write` counts the lines
+
+    def _append(self, data: bytes) -> bool:
+        if self._descriptor is None:
+            return False
+        try:
+            written = os.write(self._descriptor, data)
+        except OSError:
+            return False
+        # A disk that fills up takes the beginning and says so by the count.
+        if written < len(data):
+            self._torn = True
+        return written == len(data)
+
+
+class Terminal:
+    """Short lines for a person. A thread of its own writes them, for a terminal can be held up."""
+
+    def __init__(self, stream: TextIO, *, colour: bool) -> None:
+        self._stream = stream
+        self._colour = colour
+        self._lines: queue.Queue[str | None] = queue.Queue(_TERMINAL_LINES)
+        self._thread = threading.Thread(target=self._run, name="terminal", daemon=True)
+        self._thread.start()
+
+    def write(self, event: Event) -> None:
+        """Show the event if a person would want to see it. A subscriber of `Events`."""
+        if (line := terminal_line(event, colour=self._colour)) is not None:
+            self.say(line)
+
+    def say(self, line: str) -> None:
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            return  # whoever holds up the terminal does not read along; the log file has it
+
+    def close(self, *, timeout_s: float = 1.0) -> None:
+        """Write what waits, for as long as the terminal takes it."""
+        try:
+            self._lines.put_nowait(None)
+        except queue.Full:
+            return
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                self._stream.write(line + "\n")
+                self._stream.flush()
+            except (OSError, ValueError):
+                return  # the terminal is gone
+
+
+class LibraryLogs(logging.Handler):
+    """Makes events of what libraries log at warning and above: uvicorn, asyncio and the rest.
+
+    Only the first line of a message and an exception's type and place are kept. The rest, and the
+    exception's own text, may quote what a client sent.
+    """
+
+    def __init__(self, events: Events) -> None:
+        super().__init__(logging.WARNING)
+        self._events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage().partition("\n")[0]
+        error, place = None, None
+        if record.exc_info and record.exc_info[1] is not None:
+            error = type(record.exc_info[1]).__qualname__
+            place = _place(record.exc_info[2])
+        self._events.emit(
+            "library.error" if record.levelno >= logging.ERROR else "library.warning",
+            level="error" if record.levelno >= logging.ERROR else "warning",
+            logger=record.name,
+            message=message,
+            error=error,
+            place=place,
+        )
+
+
+def _place(trace: TracebackType | None) -> str:
+    """The calls that led to an exception, innermost last: `relay.py:120:forward > upstream.py:88:read`."""
+    calls: list[str] = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        calls.append(f"{Path(code.co_filename).name}:{trace.tb_lineno}:{code.co_name}")
+        trace = trace.tb_next
+    return " > ".join(calls[-_CALLS:])
+
+
+class Logs:
+    """Everything that listens to `events` for people: the log file, the terminal, the libraries' bridge.
+
+    `terminal` is where short lines go, as long as it is one; None or a pipe gets none.
+    """
+
+    def __init__(self, path: Path, events: Events, *, terminal: TextIO | None = None) -> None:
+        self.file = LogFile(path)
+        self.terminal = (
+            Terminal(terminal, colour=wants_colour(terminal, os.environ))
+            if terminal is not None and terminal.isatty()
+            else None
+        )
+        self._leave = [events.subscribe(self.file.write)]
+        if self.terminal is not None:
+            self._leave.append(events.subscribe(self.terminal.write))
+        self._libraries = LibraryLogs(events)
+        logging.getLogger().addHandler(self._libraries)
+
+    @property
+    def dropped(self) -> int:
+        """Lines that the log file lost since the start."""
+        return self.file.dropped
+
+    def close(self) -> None:
+        """Write what waits and let go of everything."""
+        logging.getLogger().removeHandler(self._libraries)
+        for leave in self._leave:
+            leave()
+        if self.terminal is not None:
+            self.terminal.close()
+        self.file.close()
+
+
+def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Colour belongs on a terminal that has any, unless NO_COLOR says no (no-color.org)."""
+    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
