@@ -11,7 +11,7 @@ Problem = tuple[tuple[str, ...], str]
 """The key that is to blame, and a sentence."""
 
 MAX_NAME_BYTES: Final = 256
-_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 
 
@@ -30,9 +30,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _is_host(host: str) -> bool:
+    if _NAME.fullmatch(host):
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def _server(settings: Settings) -> Iterator[Problem]:
     server = settings.server
-    if not _HOST.fullmatch(server.host) or server.host.startswith("["):
+    if not _is_host(server.host):
         yield (
             ("server", "host"),
             f'server.host must be an address or a name such as "127.0.0.1", "::1" or "mac.local", '
@@ -45,7 +55,7 @@ def _server(settings: Settings) -> Iterator[Problem]:
             "if that is what you want, add --insecure (or server.insecure = true)",
         )
     for host in server.allowed_hosts:
-        if not _HOST.fullmatch(host):
+        if not _is_host(host):
             yield (
                 ("server", "allowed_hosts"),
                 f'server.allowed_hosts takes host names such as "mac.local", without scheme, port or '
