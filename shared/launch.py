@@ -17,21 +17,37 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     The settings read the `Meta` too: what a key means and what it may be is said here alone.
     """
 
-    temperature: Annotated[
-        float | None, Meta(description="0 always takes the likeliest token.", ge=0, le=2)
-    ] = None
-    top_p: Annotated[
-        float | None,
-        Meta(description="Take from the likeliest tokens that together have this probability.", ge=0, le=1),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        Meta(description="Take from so many of the likeliest tokens; 0 is all.", ge=0, le=2**31 - 1),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        Meta(description="Leave out tokens below this share of the likeliest one's probability.", ge=0, le=1),
-    ] = None
+    # The bounds stand at the number: msgspec refuses them on a union.
+    temperature: (
+        Annotated[float, Meta(description="0 always takes the likeliest token.", ge=0, le=2)] | None
+    ) = None
+    top_p: (
+        Annotated[
+            float,
+            Meta(
+                description="Take from the likeliest tokens that together have this probability.", ge=0, le=1
+            ),
+        ]
+        | None
+    ) = None
+    top_k: (
+        Annotated[
+            int,
+            Meta(description="Take from so many of the likeliest tokens; 0 is all.", ge=0, le=2**31 - 1),
+        ]
+        | None
+    ) = None
+    min_p: (
+        Annotated[
+            float,
+            Meta(
+                description="Leave out tokens below this share of the likeliest one's probability.",
+                ge=0,
+                le=1,
+            ),
+        ]
+        | None
+    ) = None
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
