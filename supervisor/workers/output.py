@@ -1,0 +1,149 @@
+"""What workers write: read off their pipes line by line, kept per model, never parsed for meaning."""
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from supervisor.telemetry.lines import escaped
+
+READ_BYTES: Final = 64 * 1024
+LONGEST_LINE_BYTES: Final = 16 * 1024
+"""What is longer comes in pieces."""
+TAIL_LINES: Final = 20
+_LONGEST_KEPT: Final = 500
+"""Characters of a line in the tail, which ends up in error bodies."""
+_HELD_LINES: Final = 200
+"""Lines that a spare writes before it has a model, and thus a log file."""
+_DRAIN_BYTES: Final = 1024 * 1024
+
+
+class LineReader:
+    """Hands over the lines that come through the pipe `descriptor`, which it owns, as they come."""
+
+    def __init__(self, descriptor: int, on_lines: Callable[[list[bytes]], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._descriptor: int | None = descriptor
+        self._on_lines = on_lines
+        self._rest = b""
+        os.set_blocking(descriptor, False)
+        self._loop.add_reader(descriptor, self._read)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nobody holds the other end any more."""
+        return self._descriptor is None
+
+    def drain(self) -> None:
+        """Take what is in the pipe now, without waiting. A flood is cut off."""
+        taken = 0
+        while taken < _DRAIN_BYTES and (size := self._read()):
+            taken += size
+
+    def close(self) -> None:
+        """Hand over a last line that has no end, and let go of the pipe. Idempotent."""
+        if self._descriptor is None:
+            return
+        descriptor, self._descriptor = self._descriptor, None
+        self._loop.remove_reader(descriptor)
+        os.close(descriptor)
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            self._on_lines([rest])
+
+    def _read(self) -> int:
+        if self._descriptor is None:
+            return 0
+        try:
+            data = os.read(self._descriptor, READ_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return 0
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        while len(self._rest) > LONGEST_LINE_BYTES:
+            lines.append(self._rest[:LONGEST_LINE_BYTES])
+            self._rest = self._rest[LONGEST_LINE_BYTES:]
+        if lines:
+            self._on_lines(lines)
+        return len(data)
+
+
+class Output:
+    """A worker's stdout and stderr: appended to its model's log, the last lines of stderr kept.
+
+    A disk that is full or a folder that can't be written loses lines, which are counted, and nothing else.
+    """
+
+    def __init__(self) -> None:
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._held: deque[bytes] = deque(maxlen=_HELD_LINES)
+        self._descriptor: int | None = None
+        self._attached = False
+        self._mark = b""
+        self.dropped = 0
+        """Lines that could not be written."""
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        return tuple(self._tail)
+
+    def attach(self, log: Path, pid: int) -> None:
+        """Write to `log` from now on, and what was held until now."""
+        self._attached = True
+        self._mark = f" {pid} ".encode()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._descriptor = os.open(log, flags, 0o600)
+        except OSError:
+            self._descriptor = None  # the lines are counted as they come
+        held = list(self._held)
+        self._held.clear()
+        self._write(held)
+
+    def stdout(self, lines: list[bytes]) -> None:
+        self._take(lines)
+
+    def stderr(self, lines: list[bytes]) -> None:
+        self._tail.extend(text[:_LONGEST_KEPT] for line in lines[-TAIL_LINES:] if (text := _text(line)))
+        self._take(lines)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _take(self, lines: list[bytes]) -> None:
+        if self._attached:
+            self._write(lines)
+        else:
+            self._held.extend(lines)
+
+    def _write(self, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        seconds, thousandths = divmod(int(time.time() * 1000), 1000)
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+        head = f"{moment}.{thousandths:03d}Z".encode() + self._mark
+        data = b"".join(head + _text(line).encode() + b"\n" for line in lines)
+        if self._descriptor is None:
+            self.dropped += len(lines)
+            return
+        try:
+            written = os.write(self._descriptor, data)
+        except OSError:
+            written = 0
+        if written < len(data):
+            self.dropped += data.count(b"\n", written)
+
+
+def _text(line: bytes) -> str:
+    # A progress bar rewrites its line: what it said last is what it says.
+    last = line.rstrip().rpartition(b"\r")[2]
+    return escaped(last.decode("utf-8", "replace").replace("\t", "    "))
