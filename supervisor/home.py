@@ -15,9 +15,7 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
-
-import msgspec
+from typing import Final, NamedTuple
 
 from shared import __version__
 from shared.sockets import MAX_PATH_BYTES
@@ -39,7 +37,7 @@ class NoHomeError(HomeError):
     """Raised when the state folder does not exist and was not to be created."""
 
 
-class Holder(msgspec.Struct, frozen=True):
+class Holder(NamedTuple):
     """The supervisor that holds the lock; its pid is None when the lock file does not tell."""
 
     pid: int | None
