@@ -60,3 +60,41 @@ class Leased(msgspec.Struct, frozen=True):
 
     state: Literal["leased"] = "leased"
     waited_ms: int = 0
+
+
+class MemoryInput(msgspec.Struct, frozen=True):
+    """What one internal completion reads."""
+
+    user: str
+    system: str | None = None
+
+
+class MemoryAsked(msgspec.Struct, frozen=True):
+    """`POST /admin/memory/complete`: one or several short completions of one stage."""
+
+    stage: str
+    input: MemoryInput | list[MemoryInput]
+    max_tokens: int
+
+
+class MemoryOutput(msgspec.Struct, frozen=True):
+    """One internal completion."""
+
+    text: str
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class MemoryCompleted(msgspec.Struct, frozen=True):
+    """Answer of `POST /admin/memory/complete`, in the order of the inputs."""
+
+    stage: str
+    outputs: list[MemoryOutput]
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """Answer of `POST /admin/requests/{id}/cancel`."""
+
+    id: str
+    cancelled: bool = True

@@ -1,0 +1,178 @@
+"""The body of `POST /v1/chat/completions`, and how it becomes a Request.
+
+Source: OpenAI's API reference, "Create chat completion". Unknown fields are ignored; a known field that asks
+for what is not there yet is refused, because ignoring it would give a wrong answer.
+"""
+
+from typing import Any, Final, get_args
+
+import msgspec
+
+from shared.errors import invalid
+from worker.api.validation import check_range
+from worker.request import Asked, Message, Request, Role, ToolCall
+from worker.text.template import check_arguments
+
+MAX_STOPS: Final = 16
+MAX_STOP_CHARACTERS: Final = 1024
+_ROLES: Final = get_args(Role)
+
+
+class WirePart(msgspec.Struct, frozen=True):
+    """A content part; only text is known, `refusal` is an assistant's own earlier text."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class WireFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class WireToolCall(msgspec.Struct, frozen=True):
+    function: WireFunction
+    id: str | None = None
+
+
+class WireMessage(msgspec.Struct, frozen=True):
+    role: str
+    content: str | list[WirePart] | None = None
+    name: str | None = None
+    tool_calls: list[WireToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: str
+
+
+class ChatAsked(msgspec.Struct, frozen=True):
+    messages: list[WireMessage]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+def to_request(asked: ChatAsked) -> Request:
+    """The request in our own words. Raises PublicError 400 naming the field."""
+    if not asked.messages:
+        raise invalid("`messages` must have at least one message.", param="messages")
+    check_range(asked.temperature, "temperature", 0, 2)
+    check_range(asked.top_p, "top_p", 0, 1)
+    check_range(asked.top_k, "top_k", -1, 2**31)
+    check_range(asked.min_p, "min_p", 0, 1)
+    check_range(asked.seed, "seed", -(2**63), 2**64 - 1)
+    check_range(asked.max_tokens, "max_tokens", 1, float("inf"))
+    check_range(asked.max_completion_tokens, "max_completion_tokens", 1, float("inf"))
+    _refuse_unsupported(asked)
+    arguments = asked.chat_template_kwargs or {}
+    check_arguments(arguments, "chat_template_kwargs")
+    return Request(
+        messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(asked.messages)),
+        sampling=Asked(
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            # -1 is how vLLM's clients say "all".
+            top_k=0 if asked.top_k == -1 else asked.top_k,
+            min_p=asked.min_p,
+            seed=asked.seed,
+        ),
+        max_tokens=asked.max_completion_tokens or asked.max_tokens,
+        stops=_stops(asked.stop),
+        tools=tuple(asked.tools or ()) if asked.tool_choice != "none" else (),
+        template_arguments=arguments,
+    )
+
+
+def _refuse_unsupported(asked: ChatAsked) -> None:
+    if asked.n is not None and asked.n != 1:
+        raise invalid("`n` must be 1.", param="n", code="unsupported_value")
+    if asked.logprobs:
+        raise invalid("`logprobs` is not supported.", param="logprobs", code="unsupported_value")
+    if asked.response_format is not None and asked.response_format.type != "text":
+        raise invalid(
+            "`response_format.type` must be text.", param="response_format.type", code="unsupported_value"
+        )
+    if asked.tool_choice not in (None, "none", "auto"):
+        raise invalid("`tool_choice` must be none or auto.", param="tool_choice", code="unsupported_value")
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > MAX_STOPS:
+        raise invalid(f"`stop` may have {MAX_STOPS} sequences, not {len(stops)}.", param="stop")
+    for index, text in enumerate(stops):
+        if not 0 < len(text) <= MAX_STOP_CHARACTERS:
+            param = "stop" if isinstance(stop, str) else f"stop[{index}]"
+            raise invalid(f"`{param}` must have 1 to {MAX_STOP_CHARACTERS} characters.", param=param)
+    return tuple(dict.fromkeys(stops))
+
+
+def _message(wire: WireMessage, param: str) -> Message:
+    if wire.role not in _ROLES:
+        raise invalid(
+            f"`{param}.role` must be one of {', '.join(_ROLES)}, not {wire.role[:40]!r}.",
+            param=f"{param}.role",
+        )
+    if wire.content is None and wire.role != "assistant":
+        raise invalid(f"`{param}.content` is required.", param=f"{param}.content")
+    return Message(
+        role=wire.role,  # type: ignore[arg-type]  # checked above
+        content=_text(wire.content, f"{param}.content"),
+        name=wire.name,
+        tool_calls=tuple(
+            ToolCall(call.function.name, _arguments(call.function.arguments), call.id)
+            for call in wire.tool_calls or ()
+        ),
+        tool_call_id=wire.tool_call_id,
+    )
+
+
+def _text(content: str | list[WirePart] | None, param: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for index, part in enumerate(content):
+        text = part.text if part.type == "text" else part.refusal if part.type == "refusal" else None
+        if part.type not in ("text", "refusal"):
+            raise invalid(
+                f"`{param}[{index}].type` must be text; {part.type[:40]!r} is not supported.",
+                param=f"{param}[{index}].type",
+            )
+        if text is None:
+            raise invalid(f"`{param}[{index}].{part.type}` is required.", param=f"{param}[{index}].text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _arguments(arguments: str | dict[str, Any]) -> Any:
+    """Templates want the parsed object; what is not JSON stays the text it is."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return arguments

@@ -1,0 +1,116 @@
+"""One HTTP request and its answer, on raw ASGI."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+from shared import sse
+from shared.errors import PublicError
+
+BODY_LIMIT_BYTES: Final = 256 * 2**20
+"""A last wall; the supervisor's own limit is lower."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class ClientGoneError(Exception):
+    """Raised inside `while_connected` when the client disconnected. Nobody is left to be told."""
+
+
+class Exchange:
+    """Wraps the ASGI triple. Sending to a client that is gone does nothing."""
+
+    def __init__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self._receive = receive
+        self._send = send
+        self.started = False
+        self.finished = False
+        self.streaming = False
+        self._body: bytes | None = None
+
+    async def body(self, limit_bytes: int = BODY_LIMIT_BYTES) -> bytes:
+        """The whole body. Raises PublicError 413 over the limit, ClientGoneError if it never comes."""
+        if self._body is None:
+            pieces: list[bytes] = []
+            size = 0
+            more = True
+            while more:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
+                if size > limit_bytes:
+                    raise PublicError(413, "body_too_large", f"The body may have {limit_bytes} bytes.")
+                more = message.get("more_body", False)
+            self._body = b"".join(pieces)
+        return self._body
+
+    @contextlib.asynccontextmanager
+    async def while_connected(self) -> AsyncIterator[None]:
+        """Run the block; when the client disconnects, stop it wherever it waits and raise ClientGoneError.
+
+        For after the body was read: before, a disconnect shows in reading it.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            if not self.finished:
+                gone = True
+                task.cancel()
+
+        watcher = asyncio.create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            # The loop may want the task gone as well; then that goes first.
+            if gone and not task.uncancel():
+                raise ClientGoneError from None
+            raise
+        finally:
+            watcher.cancel()
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def start_events(self) -> None:
+        """Begin an event stream; from here on an error is its last event."""
+        self.streaming = True
+        await self.start(200, sse.HEADERS)
+
+    async def write(self, data: bytes) -> None:
+        """Some of the answer. Waits while the client reads too slowly."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self, data: bytes = b"") -> None:
+        """The end of the answer."""
+        self.finished = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def answer(self, status: int, body: bytes, headers: Headers = ()) -> None:
+        """A whole answer of JSON."""
+        length = (b"content-length", str(len(body)).encode())
+        kind = () if any(name == b"content-type" for name, _ in headers) else (_JSON,)
+        await self.start(status, [*kind, *headers, length])
+        await self.finish(body)
+
+    async def fail(self, error: PublicError) -> None:
+        """Tell the client about `error`, in whatever state the answer is."""
+        if self.finished:
+            return
+        if not self.started:
+            await self.answer(error.status, error.body(), error.headers())
+        else:
+            await self.finish(error.frame() if self.streaming else b"")
+
+
+_JSON: Final = (b"content-type", b"application/json")

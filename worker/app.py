@@ -1,0 +1,297 @@
+"""The worker's composition root: builds the parts, loads the model, serves, stops."""
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.metadata
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from shared import __version__
+from shared.errors import PublicError
+from shared.http_server import HttpServer
+from shared.launch import LaunchRecord
+from shared.sockets import SocketPathError, bind_private, is_own_peer, unlink_quietly
+from shared.status import ExitCode, Failed, FailureKind, Memory, Progress, Ready, Status
+from worker.admin import Admin, loading
+from worker.api.chat import Chat
+from worker.api.exchange import ClientGoneError, Exchange
+from worker.api.models import Models
+from worker.completion import Completions
+from worker.engine.activity import Feed
+from worker.engine.admission import Admission
+from worker.engine.batch import Batch
+from worker.engine.memory import read_memory, working_set_bytes
+from worker.engine.rows import Report, Row
+from worker.engine.thread import Engine
+from worker.model.failures import LoadError
+from worker.model.loading import Model, load
+from worker.request import Sampling
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[Status], None]
+Route = Callable[[Exchange], Awaitable[None]]
+
+KEEP_ALIVE_S: Final = 120.0
+"""Longer than the supervisor keeps idle connections, so that it never sends on one we are closing."""
+STOP_GRACE_S: Final = 2.0
+"""What open answers get after SIGTERM; the supervisor drains first and kills 3 s after the signal."""
+_HEARTBEAT_S: Final = 1.0
+
+
+class _OwnPeersOnly(HttpToolsProtocol):
+    """Closes connections of other users, if the socket's mode ever let one through."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if not is_own_peer(transport.get_extra_info("socket")):
+            log.warning("refused a connection of another user")
+            transport.abort()
+
+
+class App:
+    """One worker: the ASGI application and everything behind it."""
+
+    def __init__(self, record: LaunchRecord, say: Say, bound: Callable[[Path], None]) -> None:
+        self._record = record
+        self._say = say
+        self._bound = bound
+        self._feed = Feed()
+        options = record.options
+        self._admission = Admission(rows=options.max_concurrency, queue=options.queue)
+        self._engine = Engine(self)
+        self._model: Model | None = None
+        self._completions: Completions | None = None
+        self._progress = Progress("weights")
+        self._died: BaseException | None = None
+        self._ending = asyncio.Event()
+        self._working_set_bytes = working_set_bytes()
+        admin = self._admin = Admin(
+            record=record,
+            engine=self._engine,
+            admission=self._admission,
+            feed=self._feed,
+            read_memory=self._read_memory,
+            trim=self._trim,
+        )
+        self._routes: dict[str, dict[str, Route]] = {
+            "/admin/health": {"GET": admin.health},
+            "/admin/lease": {"POST": admin.lease},
+            "/admin/drain": {"POST": admin.drain},
+            "/admin/memory": {"GET": admin.memory},
+            "/admin/memory/trim": {"POST": admin.trim},
+            "/admin/memory/complete": {"POST": admin.complete},
+            "/admin/events": {"GET": admin.events},
+            "/admin/adapters": {"POST": admin.adapters},
+            "/v1/models": {"GET": self._not_loaded},
+            "/v1/chat/completions": {"POST": self._not_loaded},
+        }
+
+    def stop(self) -> None:
+        """End gracefully; may be called from a signal handler of the loop."""
+        self._ending.set()
+
+    async def run(self) -> int:
+        """Serve until told to stop. Returns the exit code."""
+        path = Path(self._record.socket)
+        try:
+            listener = bind_private(path)
+        except SocketPathError as error:
+            return self._fail(FailureKind.SOCKET, str(error))
+        self._bound(path)
+        server = HttpServer(self, [listener], keep_alive_s=KEEP_ALIVE_S, protocol=_OwnPeersOnly)
+        await server.start()
+        try:
+            return await self._serve(server)
+        finally:
+            unlink_quietly(path)
+
+    async def _serve(self, server: HttpServer) -> int:
+        ending = asyncio.create_task(self._ending.wait())
+        loading_model = asyncio.create_task(self._load())
+        try:
+            await asyncio.wait({ending, loading_model}, return_when=asyncio.FIRST_COMPLETED)
+            if loading_model.done():
+                loading_model.result()
+            await ending
+        except LoadError as error:
+            return self._fail(error.kind, str(error))
+        finally:
+            ending.cancel()
+            loading_model.cancel()
+        if self._died is not None:
+            await server.stop(grace_s=0.5)
+            return ExitCode.ENGINE
+        self._admission.drain(lambda: None)
+        await self._finish_answers(server)
+        return ExitCode.OK
+
+    async def _finish_answers(self, server: HttpServer) -> None:
+        """Let open answers end by themselves for a while, then with an error of their own."""
+        deadline = time.monotonic() + STOP_GRACE_S
+        idle = asyncio.Event()
+        self._admission.drain(idle.set)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + STOP_GRACE_S):
+                await idle.wait()
+        if self._completions is not None:
+            self._completions.fail_all(
+                PublicError(503, "stopping", "This model is being stopped; try again.", retry_after_s=1)
+            )
+            self._completions.close()
+        await server.stop(grace_s=max(0.3, min(0.3, deadline - time.monotonic())))
+
+    async def _load(self) -> None:
+        """Load on the engine's thread, generate one token, and open the routes. Raises LoadError."""
+        record, started = self._record, time.monotonic()
+        beat = asyncio.create_task(self._beat())
+        try:
+            model = await self._engine.call(
+                lambda: load(Path(record.directory), record.options, self._note_progress)
+            )
+            self._note_progress(Progress("warmup"))
+            await self._engine.open(lambda: _warm_batch(model, record))
+        except LoadError:
+            raise
+        except Exception as error:
+            log.exception("the first token failed")
+            raise LoadError(FailureKind.OTHER, f"the first token failed: {error}") from error
+        finally:
+            beat.cancel()
+        self._model = model
+        completions = self._completions = self._admin.completions = Completions(
+            model_id=record.model,
+            model=model,
+            engine=self._engine,
+            admission=self._admission,
+            feed=self._feed,
+            sampling=record.options.sampling,
+        )
+        chat = Chat(completions, _fingerprint(record))
+        models = Models(record.model, created=int(time.time()), context_window=model.context_window)
+        self._routes["/v1/chat/completions"] = {"POST": chat}
+        self._routes["/v1/models"] = {"GET": models}
+        self._say(
+            Ready(
+                socket=record.socket,
+                model=record.model,
+                pid=os.getpid(),
+                capabilities=model.capabilities,
+                context_window=model.context_window,
+                memory=self._read_memory(),
+                load_s=time.monotonic() - started,
+            )
+        )
+
+    def _note_progress(self, progress: Progress) -> None:
+        """From the engine's thread: only the last one matters."""
+        self._progress = progress
+
+    async def _beat(self) -> None:
+        """Progress, at once and every second: a sign of life while native code loads."""
+        while True:
+            self._say(self._progress)
+            await asyncio.sleep(_HEARTBEAT_S)
+
+    def _fail(self, kind: FailureKind, message: str) -> int:
+        self._say(Failed(kind, message))
+        log.error("%s could not be loaded: %s", self._record.model, message)
+        return ExitCode.FAILED
+
+    def on_report(self, report: Report) -> None:
+        """The engine took a step."""
+        assert self._completions is not None
+        self._completions.on_report(report)
+
+    def on_death(self, error: BaseException) -> None:
+        """The engine's thread is gone; nothing can be answered any more."""
+        log.error("the engine died", exc_info=error)
+        log.error("the engine died: %s: %s", type(error).__name__, error)
+        self._died = error
+        if self._completions is not None:
+            self._completions.fail_all(
+                PublicError(502, "engine_unavailable", "The engine died; it is being restarted.")
+            )
+        self._ending.set()
+
+    def _read_memory(self) -> Memory:
+        weights = 0 if self._model is None else self._model.weights_bytes
+        return read_memory(
+            weights_bytes=weights, kv_bytes=self._engine.kv_bytes, working_set=self._working_set_bytes
+        )
+
+    def _trim(self, wanted_bytes: int | None) -> asyncio.Future[int]:
+        def work() -> int:
+            # The allocator's cache can only be dropped whole, so `wanted_bytes` is met or it is empty.
+            before = mx.get_cache_memory()
+            if wanted_bytes != 0:
+                mx.clear_cache()
+            return int(before - mx.get_cache_memory())
+
+        return self._engine.call(work)
+
+    async def _not_loaded(self, exchange: Exchange) -> None:
+        raise loading()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """The ASGI application."""
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self._dispatch(exchange)
+        except ClientGoneError:
+            log.debug("%s %s: the client went away", exchange.method, exchange.path)
+        except PublicError as error:
+            await exchange.fail(error)
+        except Exception:
+            log.exception("%s %s failed", exchange.method, exchange.path)
+            await exchange.fail(PublicError(500, "internal_error", "Something in the worker went wrong."))
+
+    async def _dispatch(self, exchange: Exchange) -> None:
+        methods = self._routes.get(exchange.path)
+        if methods is None:
+            head, _, action = exchange.path.rpartition("/")
+            parent, _, request_id = head.rpartition("/")
+            if parent == "/admin/requests" and action == "cancel" and request_id:
+                methods = {"POST": lambda exchange: self._admin.cancel(exchange, request_id)}
+        if methods is None:
+            raise PublicError(404, "not_found", "There is no such route.")
+        route = methods.get(exchange.method)
+        if route is None:
+            allow = ", ".join(methods).encode()
+            raise PublicError(
+                405,
+                "method_not_allowed",
+                f"{exchange.method} is not allowed here.",
+                headers=((b"allow", allow),),
+            )
+        await route(exchange)
+
+
+def _warm_batch(model: Model, record: LaunchRecord) -> Batch:
+    """The batch, once it has really generated a token."""
+    options = record.options
+    batch = Batch(
+        model.network,
+        model.end_tokens,
+        max_rows=options.max_concurrency,
+        prefill_step=options.prefill_step,
+    )
+    batch.insert(Row(id=0, prompt=[0, 0, 0, 0], max_tokens=1, sampling=Sampling(temperature=0.0)))
+    while len(batch):
+        batch.step()
+    return batch
+
+
+def _fingerprint(record: LaunchRecord) -> str:
+    """Equal as long as equal seeds give equal text: same model, versions and backend."""
+    mlx = importlib.metadata.version("mlx")
+    parts = (record.model, record.directory, __version__, mlx, str(mx.default_device()))
+    return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

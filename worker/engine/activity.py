@@ -1,0 +1,64 @@
+"""The feed of what the worker does, for whoever listens on `/admin/events`."""
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from shared.activity import Activity, Dropped
+
+_BACKLOG: Final = 1024
+"""Lines kept for a slow reader."""
+
+
+class Subscription:
+    """One listener's bounded backlog."""
+
+    def __init__(self) -> None:
+        self._lines: deque[Activity] = deque()
+        self._dropped = 0
+        self._filled = asyncio.Event()
+
+    def put(self, activity: Activity) -> None:
+        if len(self._lines) >= _BACKLOG:
+            self._lines.popleft()
+            self._dropped += 1
+        self._lines.append(activity)
+        self._filled.set()
+
+    async def take(self, timeout_s: float) -> list[Activity]:
+        """Everything new; waits for the first, up to `timeout_s`, and returns nothing then."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._filled.wait()
+        except TimeoutError:
+            return []
+        self._filled.clear()
+        taken: list[Activity] = list(self._lines)
+        self._lines.clear()
+        if self._dropped:
+            taken.insert(0, Dropped(self._dropped))
+            self._dropped = 0
+        return taken
+
+
+class Feed:
+    """Hands every line to every listener. Saying something nobody hears costs nothing."""
+
+    def __init__(self) -> None:
+        self._subscriptions: set[Subscription] = set()
+
+    @property
+    def heard(self) -> bool:
+        return bool(self._subscriptions)
+
+    def say(self, activity: Activity) -> None:
+        for subscription in self._subscriptions:
+            subscription.put(activity)
+
+    def subscribe(self) -> Subscription:
+        subscription = Subscription()
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        self._subscriptions.discard(subscription)

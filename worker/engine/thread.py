@@ -1,0 +1,164 @@
+"""The engine: the one thread that owns mlx.
+
+Arrays are made, evaluated and freed on this thread alone; the event loop talks to it with commands, which run
+between two steps, and hears one report per step for all rows.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Final, Protocol, TypeVar
+
+from worker.engine.batch import Batch
+from worker.engine.rows import Report, Row
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FAILED_STEPS_IN_A_ROW: Final = 3
+"""After so many the engine is taken to be broken, not the rows."""
+_KV_READING_S: Final = 0.5
+
+
+class Listener(Protocol):
+    """Who hears of the engine; called on the event loop."""
+
+    def on_report(self, report: Report) -> None: ...
+    def on_death(self, error: BaseException) -> None: ...
+
+
+class Engine:
+    """Starts its thread at once. All methods are for the event loop's thread."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._batch: Batch | None = None
+        self._removed: list[int] = []
+        self._failed: list[int] = []
+        self._running = True
+        self._kv_read_at = 0.0
+        self.steps = 0
+        """Steps taken since the start. Written by the engine's thread, read by anyone."""
+        self.kv_bytes = 0
+        """KV cache of the rows in the batch, read now and then."""
+        # A daemon: a step that never ends must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `work` on the engine's thread, between two steps."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def settle(result: T | None, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        def command() -> None:
+            try:
+                result = work()
+            except Exception as error:
+                self._tell(settle, None, error)
+            else:
+                self._tell(settle, result, None)
+
+        self._commands.put(command)
+        return future
+
+    def open(self, make_batch: Callable[[], Batch]) -> asyncio.Future[None]:
+        """Begin to serve with the batch that `make_batch`, called on the engine's thread, returns."""
+
+        def work() -> None:
+            self._batch = make_batch()
+
+        return self.call(work)
+
+    def insert(self, row: Row) -> None:
+        """Add a row; its tokens come with the reports."""
+
+        def command() -> None:
+            assert self._batch is not None
+            try:
+                self._batch.insert(row)
+            except Exception:
+                log.exception("row %d could not be started", row.id)
+                self._failed.append(row.id)
+
+        self._commands.put(command)
+
+    def remove(self, row: int) -> None:
+        """Take a row out before the next step; a report names it, unless it ended by itself before."""
+
+        def command() -> None:
+            if self._batch is not None and self._batch.remove(row):
+                self._removed.append(row)
+
+        self._commands.put(command)
+
+    def stop(self) -> None:
+        """End the thread after the step it is in."""
+
+        def command() -> None:
+            self._running = False
+
+        self._commands.put(command)
+
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            # The loop is closed: the process is ending and nobody listens any more.
+            self._running = False
+
+    def _run(self) -> None:
+        try:
+            failures = 0
+            while self._running:
+                self._obey()
+                outputs = []
+                if self._batch is not None and len(self._batch):
+                    try:
+                        outputs = self._batch.step()
+                        failures = 0
+                    except Exception:
+                        log.exception("an engine step failed")
+                        failures += 1
+                        if failures == _FAILED_STEPS_IN_A_ROW:
+                            raise
+                        self._failed += self._batch.reset()
+                    self.steps += 1
+                    self._read_kv(self._batch)
+                if outputs or self._removed or self._failed:
+                    self._tell(self._listener.on_report, Report(outputs, self._removed, self._failed))
+                    self._removed, self._failed = [], []
+        except BaseException as error:  # whatever it was, the process must not outlive its engine
+            self._tell(self._listener.on_death, error)
+
+    def _obey(self) -> None:
+        """Carry out what was asked; wait for it when there is nothing to do."""
+        idle = self._batch is None or not len(self._batch)
+        if idle and not self._removed and not self._failed:
+            if self._batch is not None:
+                self._read_kv(self._batch, now=True)
+            self._commands.get()()
+        while self._running:
+            try:
+                command = self._commands.get_nowait()
+            except Empty:
+                return
+            command()
+
+    def _read_kv(self, batch: Batch, *, now: bool = False) -> None:
+        clock = time.monotonic()
+        if now or clock - self._kv_read_at >= _KV_READING_S:
+            self._kv_read_at = clock
+            self.kv_bytes = batch.kv_bytes

@@ -1,0 +1,54 @@
+"""What a model folder says about the model: context window, sampling defaults, end tokens."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from shared.launch import Sampling
+
+# Names under which configurations of different families keep the length they were trained for.
+_LENGTHS: Final = (
+    "max_position_embeddings",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "n_positions",
+    "n_ctx",
+)
+UNBOUNDED_CONTEXT: Final = 131_072
+"""For models that name no length, such as pure state-space models."""
+
+
+def context_window(config: dict[str, Any], limit: int | None) -> int:
+    """Tokens of prompt and completion together: the model's own, or `limit` if that is less."""
+    own = UNBOUNDED_CONTEXT
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict):
+            named = [part[name] for name in _LENGTHS if isinstance(part.get(name), int) and part[name] > 0]
+            if named:
+                own = named[0]
+                break
+    return own if limit is None else min(own, limit)
+
+
+def sampling_defaults(directory: Path) -> Sampling:
+    """The sampling values of generation_config.json that are usable; none when there is no such file."""
+    try:
+        found = json.loads((directory / "generation_config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return Sampling()
+    if not isinstance(found, dict):
+        return Sampling()
+
+    def number(name: str, low: float, high: float) -> Any:
+        value = found.get(name)
+        usable = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+        return value if usable else None
+
+    top_k = number("top_k", 0, 2**31)
+    return Sampling(
+        temperature=number("temperature", 0, 2),
+        top_p=number("top_p", 0, 1),
+        top_k=None if top_k is None else int(top_k),
+        min_p=number("min_p", 0, 1),
+    )

@@ -1,0 +1,83 @@
+"""Loads a model folder: weights and tokenizer. Runs on the engine's thread, like everything that uses mlx."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx_lm.utils import load_model, load_tokenizer
+
+from shared.launch import Options, Sampling
+from shared.status import FailureKind, Progress
+from worker.model.description import context_window, sampling_defaults
+from worker.model.failures import LoadError, explain
+from worker.model.precision import on_cpu, parameters, weights_bytes, widen
+from worker.text.detokenize import Detokenizers
+from worker.text.template import Template
+
+_PIECE_BYTES: Final = 256 * 2**20
+"""Weights evaluated between two reports of progress."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded model and what it can do. Only the engine's thread may touch `network`."""
+
+    network: Any
+    tokenizer: Any
+    template: Template
+    detokenizers: Detokenizers
+    end_tokens: frozenset[int]
+    context_window: int
+    sampling: Sampling
+    """Defaults of the model's own generation_config.json."""
+    capabilities: tuple[str, ...]
+    weights_bytes: int
+
+
+def load(directory: Path, options: Options, report: Callable[[Progress], None]) -> Model:
+    """Load what `directory` holds; `report` may be called from any thread.
+
+    Raises LoadError.
+    """
+    try:
+        return _load(directory, options, report)
+    except Exception as error:
+        raise explain(error) from error
+
+
+def _load(directory: Path, options: Options, report: Callable[[Progress], None]) -> Model:
+    if not (directory / "config.json").is_file():
+        # A path that is not there would be taken for a hub id, and a worker never downloads.
+        raise LoadError(FailureKind.MISSING, f"there is no model in {directory} (no config.json)")
+    report(Progress("weights"))
+    network, config = load_model(directory, lazy=True)
+    if on_cpu():
+        widen(network)
+    total = weights_bytes(network)
+    done = pending = 0
+    piece: list[Any] = []
+    for _, array in parameters(network):
+        piece.append(array)
+        pending += array.nbytes
+        if pending >= _PIECE_BYTES:
+            mx.eval(piece)
+            done, pending, piece = done + pending, 0, []
+            report(Progress("weights", done, total))
+    mx.eval(piece)
+    report(Progress("tokenizer"))
+    tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
+    mx.clear_cache()
+    template = Template(tokenizer)
+    return Model(
+        network=network,
+        tokenizer=tokenizer,
+        template=template,
+        detokenizers=Detokenizers(tokenizer),
+        end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
+        context_window=context_window(config, options.context),
+        sampling=sampling_defaults(directory),
+        capabilities=("chat",) if template.usable else (),
+        weights_bytes=total,
+    )
