@@ -54,7 +54,7 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
     report(Progress("weights"))
     network, config = load_model(directory, lazy=True)
     if on_cpu():
-        widen(network)
+        widen(network, lambda done, total: report(Progress("weights", done, total)))
     total = weights_bytes(network)
     done = pending = 0
     piece: list[Any] = []

@@ -1,16 +1,19 @@
 """On the CPU backend: weights as float32, when they fit.
 
 The CPU has a fast matrix product for float32 alone; packed and half-precision weights are computed an order
-of magnitude slower than they take to be unpacked once.
+of magnitude slower than it takes to unpack them once.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
 import psutil
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import dequantize_model, get_total_parameters
+
+from worker.model.unpacking import Unpacker, can_unpack
 
 SHARE_OF_MEMORY: Final = 0.5
 """Of the memory available now, how much float32 weights may take."""
@@ -21,20 +24,33 @@ def on_cpu() -> bool:
     return bool(mx.default_device() == mx.Device(mx.cpu, 0))
 
 
-def widen(model: nn.Module, *, available_bytes: int | None = None) -> bool:
-    """Make the weights float32 (lazily: nothing is computed yet) if they fit; whether it was done."""
+def widen(
+    network: nn.Module, progress: Callable[[int, int], None], *, available_bytes: int | None = None
+) -> bool:
+    """Make the weights float32 if they fit; whether it was done.
+
+    `progress` gets bytes done and bytes in all. Weights that are not packed are left to be evaluated.
+    """
     available = psutil.virtual_memory().available if available_bytes is None else available_bytes
-    if 4 * get_total_parameters(model) > SHARE_OF_MEMORY * available:
+    total = 4 * int(get_total_parameters(network))
+    if total > SHARE_OF_MEMORY * available:
         return False
-    dequantize_model(model)
-    model.set_dtype(mx.float32)
+    mx.eval(network.parameters())
+    unpacker, done = Unpacker(), 0
+    for name, module in [named for named in network.named_modules() if can_unpack(named[1])]:
+        layer = unpacker.unpacked(module)
+        network.update_modules(tree_unflatten([(name, layer)]))
+        done += layer.weight.nbytes
+        progress(done, total)
+    dequantize_model(network)
+    network.set_dtype(mx.float32)
     return True
 
 
-def weights_bytes(model: nn.Module) -> int:
-    return sum(int(array.nbytes) for _, array in parameters(model))
+def weights_bytes(network: nn.Module) -> int:
+    return sum(int(array.nbytes) for _, array in parameters(network))
 
 
-def parameters(model: nn.Module) -> list[tuple[str, Any]]:
+def parameters(network: nn.Module) -> list[tuple[str, Any]]:
     """Name and array of every parameter."""
-    return list(tree_flatten(model.parameters()))
+    return list(tree_flatten(network.parameters()))
