@@ -7,7 +7,6 @@ the folder has to be ours alone before anything in it is read or written.
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import re
 import shlex
@@ -109,7 +108,7 @@ class Home:
         """The log file of the model's workers. Different ids never share one."""
         safe = re.sub(r"[^A-Za-z0-9._-]", "-", model_id)[:_SAFE_NAME_CHARACTERS]
         if safe != model_id:
-            safe += "-" + hashlib.blake2b(model_id.encode("utf-8", "replace"), digest_size=4).hexdigest()
+            safe += f"-{_digest(model_id.encode('utf-8', 'replace'))}"
         return self.logs / f"worker-{safe}.log"
 
     @property
@@ -257,8 +256,7 @@ def _socket_folder(home: Path, environ: Mapping[str, str]) -> Path:
         return run
     if (recorded := _recorded(run)) is not None:
         return recorded
-    digest = hashlib.blake2b(os.fsencode(home), digest_size=6).hexdigest()
-    name = f"mlxs-{os.geteuid()}-{digest}"
+    name = f"mlxs-{os.geteuid()}-{_digest(os.fsencode(home))}"
     reasons: list[str] = []
     for variable in ("XDG_RUNTIME_DIR", "TMPDIR", None):
         base = environ.get(variable, "") if variable else "/tmp"  # noqa: S108  # checked to be ours below
@@ -277,6 +275,12 @@ def _socket_folder(home: Path, environ: Mapping[str, str]) -> Path:
         f"{home} is too long a path for sockets in it, and no short folder could be made for them: "
         f"{'; '.join(reasons)}. Choose a shorter one with --home"
     )
+
+
+def _digest(data: bytes) -> str:
+    import hashlib  # brings OpenSSL, which most verbs of the command line can do without
+
+    return hashlib.blake2b(data, digest_size=5).hexdigest()
 
 
 def _make_recorded(run: Path, folder: Path) -> None:

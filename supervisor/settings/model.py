@@ -159,15 +159,19 @@ class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_
         bool,
         Meta(description="Load it when the supervisor starts.", extra=ONE_MODEL),
     ] = False
-    context: Annotated[
-        int | None,
-        Meta(
-            description="Most tokens that prompt and completion may have together. "
-            "Absent means what the model was made for.",
-            ge=16,
-            le=2**31 - 1,
-        ),
-    ] = None
+    # The bounds stand at the number: msgspec refuses them on a union.
+    context: (
+        Annotated[
+            int,
+            Meta(
+                description="Most tokens that prompt and completion may have together. "
+                "Absent means what the model was made for.",
+                ge=16,
+                le=2**31 - 1,
+            ),
+        ]
+        | None
+    ) = None
     sampling: Annotated[
         Sampling,
         Meta(

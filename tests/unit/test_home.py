@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -44,10 +45,17 @@ class Holder:
         assert self.process.stdout is not None
         self.said = self.process.stdout.readline().strip()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(signal.SIGKILL)
+
     def end(self, signal_number: int | None = None) -> None:
-        if signal_number is not None:
-            self.process.send_signal(signal_number)
-        self.process.communicate(timeout=20)
+        if self.process.returncode is None:
+            if signal_number is not None:
+                self.process.send_signal(signal_number)
+            self.process.communicate(timeout=20)
 
 
 @pytest.fixture
@@ -64,6 +72,12 @@ def short_base() -> Iterator[Path]:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(os.lstat(path).st_mode)
+
+
+def written(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    """What changes when a file is written or replaced; reading is allowed."""
+    stats = {path: path.lstat() for path in folder.rglob("*")}
+    return {path: (status.st_ino, status.st_size, status.st_mtime_ns) for path, status in stats.items()}
 
 
 def test_everything_is_created_private(home_at: Path) -> None:
@@ -245,21 +259,21 @@ def test_no_place_for_short_paths_is_told(short_base: Path) -> None:
 
 def test_the_second_supervisor_names_the_first_and_touches_nothing(home_at: Path) -> None:
     """Fault 11: two supervisors on one state folder."""
-    first = Holder(home_at)
-    assert first.said == "locked"
-    files = {path: path.lstat() for path in home_at.rglob("*")}
-    second = subprocess.run(
-        [sys.executable, "-c", HOLD.format(after=""), str(home_at)], capture_output=True, text=True
-    )
-    assert second.returncode == 1
-    assert f"another supervisor (pid {first.process.pid}, version {__version__})" in second.stderr
-    assert {path: path.lstat() for path in home_at.rglob("*")} == files
-    holder = Home.find(home_at).holder()
-    assert holder is not None
-    assert (holder.pid, holder.version) == (first.process.pid, __version__)
-    first.end()
-    assert Home.find(home_at).holder() is None
-    Home.open(home_at).lock().close()
+    with Holder(home_at) as first:
+        assert first.said == "locked"
+        files = written(home_at)
+        second = subprocess.run(
+            [sys.executable, "-c", HOLD.format(after=""), str(home_at)], capture_output=True, text=True
+        )
+        assert second.returncode == 1
+        assert f"another supervisor (pid {first.process.pid}, version {__version__})" in second.stderr
+        assert written(home_at) == files
+        holder = Home.find(home_at).holder()
+        assert holder is not None
+        assert (holder.pid, holder.version) == (first.process.pid, __version__)
+        first.end()
+        assert Home.find(home_at).holder() is None
+        Home.open(home_at).lock().close()
 
 
 def test_the_lock_ends_with_its_process_although_a_worker_lives_on(home_at: Path) -> None:
@@ -270,10 +284,9 @@ def test_the_lock_ends_with_its_process_although_a_worker_lives_on(home_at: Path
         "    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)\n"
         "print(worker.pid, flush=True)"
     )
-    holder = Holder(home_at, start_worker)
-    worker = int(holder.said)
+    with Holder(home_at, start_worker) as holder:
+        worker = int(holder.said)
     try:
-        holder.end(signal.SIGKILL)
         os.kill(worker, 0)
         assert "pid" not in (home_at / "run" / "lock").read_text()
         assert (home_at / "run" / "lock").read_text().startswith(f"{holder.process.pid} ")

@@ -1,0 +1,5 @@
+"""`python -m supervisor` is `mlx-supervisor`."""
+
+from supervisor.cli import main
+
+main()

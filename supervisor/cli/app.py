@@ -1,0 +1,71 @@
+"""The verbs, put together."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from shared import __version__
+from supervisor.cli import chat, models, serving
+from supervisor.cli.errors import RefusedError
+from supervisor.cli.terminal import clean
+
+_HELP = """Several language models behind one port, each in a process of its own.
+
+\b
+  mlx-supervisor start          serve on http://127.0.0.1:8080
+  mlx-supervisor chat           talk to a model in this terminal
+  mlx-supervisor VERB --help    what a verb does, with an example
+"""
+
+app = typer.Typer(
+    name="mlx-supervisor",
+    help=_HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mlx-supervisor {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
+
+
+for _verb in (
+    serving.start,
+    serving.stop,
+    serving.status,
+    models.ps,
+    models.list_,
+    models.load,
+    models.unload,
+    chat.chat,
+):
+    app.command(_verb.__name__.rstrip("_"))(_verb)
+
+
+def run() -> int:
+    """Run the verb that `sys.argv` asks for. Returns the exit code; usage errors exit by themselves."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal without Unicode gets question marks, not a traceback.
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        app()
+    except RefusedError as refused:
+        sys.stderr.write(f"mlx-supervisor: {clean(str(refused))}\n")
+        return 1
+    return 0

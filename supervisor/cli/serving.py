@@ -1,0 +1,145 @@
+"""The supervisor itself: start, stop, status."""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared import __version__
+from shared.sizes import format_duration
+from supervisor.cli.errors import NotRunningError, RefusedError
+from supervisor.cli.options import HomeOption, JsonOption, chosen_home, supervisor_of
+from supervisor.cli.terminal import say, say_json
+
+
+def start(
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on. [default: 127.0.0.1]", show_default=False),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="TCP port; 0 takes a free one. [default: 8080]", show_default=False),
+    ] = None,
+    home: HomeOption = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Settings; else config.toml in the state folder.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Load this model at once; may be given again.", show_default=False),
+    ] = None,
+    no_spare: Annotated[
+        bool, typer.Option("--no-spare", help="Keep no worker process ready for the next load.")
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow a --host that other machines can reach.")
+    ] = False,
+) -> None:
+    """Serve the models of this machine until Ctrl-C.
+
+    \b
+    Example:
+      mlx-supervisor start --port 8080 --model smollm2-135m
+    """
+    from supervisor import server
+    from supervisor.settings import StartOptions
+
+    flags: dict[str, object] = {}
+    if host is not None:
+        flags["server.host"] = host
+    if port is not None:
+        flags["server.port"] = port
+    if no_spare:
+        flags["memory.spare"] = False
+    if insecure:
+        flags["server.insecure"] = True
+    options = StartOptions(home=chosen_home(home), config=config, flags=flags, models=tuple(model or ()))
+    try:
+        code = server.run(options)
+    except server.Refused as refused:
+        raise RefusedError(str(refused)) from None
+    raise typer.Exit(code)
+
+
+def stop(
+    home: HomeOption = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for its end.")
+    ] = 60,
+) -> None:
+    """Stop the supervisor: answers under way may finish, then everything ends.
+
+    \b
+    Example:
+      mlx-supervisor stop
+    """
+    client = supervisor_of(home)
+    holder = client.home.holder()
+    try:
+        pid = int(client.get("/api/status")["pid"])
+        client.post("/api/stop", timeout_s=10)
+    except NotRunningError:
+        raise
+    except RefusedError:
+        if holder is None or holder.pid is None:
+            raise
+        # It holds the lock but does not listen: starting, stopping already, or stuck.
+        pid = holder.pid
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    if not _has_ended(pid, timeout):
+        raise RefusedError(f"pid {pid} has not ended within {timeout:g} s; `kill -9 {pid}` ends it at once")
+    say("stopped")
+
+
+def _has_ended(pid: int, timeout_s: float) -> bool:
+    """Wait for the end of the process; False when it still lives after `timeout_s`."""
+    import psutil
+
+    try:
+        psutil.Process(pid).wait(timeout_s)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def status(home: HomeOption = None, json: JsonOption = False) -> None:
+    """Tell whether a supervisor runs, where it serves and what is loaded. Exits with 1 if none runs.
+
+    \b
+    Example:
+      mlx-supervisor status
+    """
+    try:
+        client = supervisor_of(home)
+        facts = client.get("/api/status")
+    except NotRunningError:
+        if not json:
+            raise
+        say_json({"running": False, "home": str(chosen_home(home))})
+        raise typer.Exit(1) from None
+    workers = client.get("/api/engine")["workers"]
+    if json:
+        say_json({"running": True, **facts, "workers": workers})
+        return
+    up = format_duration(max(0.0, time.time() - facts["started_at"]))
+    loaded = ", ".join(f"{worker['id']} ({worker['state']})" for worker in workers)
+    say(f"serving on {facts['url']}/v1 for {up}, pid {facts['pid']}, version {facts['version']}")
+    say(f"models: {loaded or 'none loaded'}")
+    say(f"home:   {facts['home']}")
+    say(f"log:    {facts['log']}")
+    if facts["version"] != __version__:
+        say(
+            f"this is version {__version__}, another one runs; to switch: "
+            "mlx-supervisor stop, then mlx-supervisor start"
+        )
