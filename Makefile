@@ -6,7 +6,7 @@ UV := $(BIN)/uv
 # uv would read a uv.toml of the machine; the locks here are the whole truth.
 UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python
 
-.PHONY: setup start test check format bench lock wheel clean
+.PHONY: setup start test check format reference bench lock wheel clean
 
 setup: $(VENV)/.run-ready
 
@@ -42,6 +42,10 @@ check: $(VENV)/.dev-ready
 format: $(VENV)/.dev-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# deploy/config.md, after a change to the settings.
+reference: $(VENV)/.run-ready
+	$(BIN)/python -m supervisor.settings.reference > deploy/config.md
 
 bench: $(VENV)/.dev-ready
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -68,6 +68,17 @@ class Key(msgspec.Struct, frozen=True):
             case "whole number" | "number":
                 return f"a {self.kind}{self._range(_plain)}"
 
+    def allowed(self) -> str:
+        """What is allowed, for the reference, which explains sizes and durations once."""
+        if self.kind == "texts":
+            return "list of texts"
+        shown = {"size": _size, "duration": _duration}.get(self.kind, _plain)
+        between = (
+            "" if self.low is None or self.high is None else f", {shown(self.low)} to {shown(self.high)}"
+        )
+        never = ", or never" if self.never else ""
+        return f"{'true or false' if self.kind == 'switch' else self.kind}{between}{never}"
+
     def _range(self, shown: Callable[[float], str]) -> str:
         if self.low is not None and self.high is not None:
             return f" from {shown(self.low)} to {shown(self.high)}"

@@ -13,6 +13,7 @@ HEAVY = {"mlx", "mlx_lm", "transformers", "tokenizers", "numpy", "safetensors", 
 
 # From top to bottom: a module imports only from its own floor or one further down.
 SUPERVISOR_FLOORS = (
+    ("__main__",),
     ("cli",),
     ("server",),
     ("front",),
