@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 # uv would read a uv.toml of the machine; the locks here are the whole truth.
-UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python
+# Compiled at once: else the first start and the first load wait seconds for it.
+UV_INSTALL := $(UV) pip install --quiet --compile-bytecode --python $(BIN)/python
 
 .PHONY: setup start test check format reference bench lock wheel clean
 

@@ -66,8 +66,8 @@ def reference() -> str:
     parts.append(
         _section(
             "[defaults]",
-            "What every model has unless its own table says otherwise. `sampling` is what a request gets that "
-            "does not say; where neither does, the model's own `generation_config.json` counts.",
+            "What every model has unless its own table says otherwise. `sampling` is what a request gets "
+            "that does not say; where neither does, the model's own `generation_config.json` counts.",
             [key for key in keys if not key.one_model],
             variables=True,
         )
