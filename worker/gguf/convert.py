@@ -114,6 +114,7 @@ def _write_json(path: Path, value: object) -> None:
 def _appearing(folder: Path, *, needed_bytes: int) -> Iterator[Path]:
     """A partial folder that becomes `folder` when the block ends well, and is removed when it does not."""
     parent = folder.parent
+    made_parent = not parent.exists()
     parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(parent)
     free = shutil.disk_usage(parent).free
@@ -136,6 +137,9 @@ def _appearing(folder: Path, *, needed_bytes: int) -> Iterator[Path]:
             _sync_folder(parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
+        if made_parent:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
         raise
 
 
