@@ -70,7 +70,7 @@ class Client:
             content = response.read()
             if response.status >= 400:
                 raise RefusedError(reason(response.status, content))
-            return json.loads(content) if content else None
+            return None if method == "POST" and not content else json.loads(content)
         except TimeoutError:
             raise RefusedError(
                 f"the supervisor took more than {timeout_s:g} s to answer; its log is "

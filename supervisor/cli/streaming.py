@@ -21,10 +21,18 @@ def stream(url: str, target: str, body: object) -> Generator[bytes, None, None]:
         response = send(connection, "POST", target, body)
         if response.status != 200:
             raise RefusedError(reason(response.status, response.read()))
-        for line in response:
+        for line in _lines(response):
             if line.startswith(b"data: "):
-                yield line[6:].strip()
+                yield line[6:]
     except (OSError, http.client.HTTPException) as error:
         raise RefusedError(f"the connection to {url} was lost ({told(error)})") from None
     finally:
         connection.close()
+
+
+def _lines(response: http.client.HTTPResponse) -> Generator[bytes, None, None]:
+    # Not `for line in response`: that takes a connection that was cut for the end of the answer.
+    rest = b""
+    while data := response.read1():
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines

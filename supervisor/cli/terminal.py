@@ -23,7 +23,7 @@ def say_json(value: object) -> None:
     """Print `value` for a program to read."""
     import json
 
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def say_table(
