@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from shared import __version__
-from supervisor.cli import chat, models, serving
+from supervisor.cli import chat, importing, models, serving
 from supervisor.cli.errors import RefusedError
 from supervisor.cli.terminal import clean
 
@@ -53,6 +53,7 @@ for _verb in (
     models.list_,
     models.load,
     models.unload,
+    importing.import_,
     chat.chat,
 ):
     app.command(_verb.__name__.rstrip("_"))(_verb)
