@@ -1,0 +1,339 @@
+"""An HTTP/1.1 server's connection: answers in order, time limits, and how it ends."""
+
+import asyncio
+import logging
+import math
+import select
+import urllib.parse
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from shared.errors import PublicError
+from shared.http_exchange import HIGH_WATER_BYTES, AsgiApp, Exchange, send_error, status_line
+from shared.http_reader import Head, Limits, Reading, Refusal, RequestReader
+
+log = logging.getLogger(__name__)
+
+_MAX_PIPELINED: Final = 8
+_LINGER_S: Final = 2.0
+"""How long what a refused client still sends is read and dropped. Closing at once would reset the connection,
+and the client's kernel would throw the refusal away unread."""
+_PROBES_S: Final = (0.005, 0.05, 1.0)
+"""When to look whether a half-closed client is gone: for one nearby, farther off; then again and again."""
+
+
+class Registry:
+    """What the connections of one server share."""
+
+    def __init__(self, app: AsgiApp, keep_alive_s: float, limits: Limits) -> None:
+        self.app = app
+        self.keep_alive_s = keep_alive_s
+        self.limits = limits
+        self.connections: set[HttpConnection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+
+class HttpConnection(asyncio.Protocol):
+    """One client's connection. Requests may be pipelined: they are answered in order, one at a time."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, registry: Registry, accept: Callable[[Any], bool] | None = None) -> None:
+        self.blocked: asyncio.Future[None] | None = None
+        self._registry = registry
+        self._accept = accept
+        self._loop = asyncio.get_running_loop()
+        self._reader = RequestReader(self, registry.limits)
+        self._exchanges: deque[Exchange] = deque()
+        self._refusal: PublicError | None = None
+        self._closing = False
+        self._deaf = False
+        """What comes is dropped."""
+        self._half_closed = False
+        self._read_paused = False
+        self._client: tuple[str, int] | None = None
+        # One timer at most; a later deadline does not touch it, so a busy connection never does.
+        self._deadline = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._probe_timer: asyncio.TimerHandle | None = None
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        if self._accept is not None and not self._accept(transport.get_extra_info("socket")):
+            self._deaf = True
+            self.transport.abort()
+            return
+        client = transport.get_extra_info("peername")
+        if isinstance(client, tuple):
+            self._client = (client[0], client[1])
+        self._registry.connections.add(self)
+        self._set_deadline(self._registry.keep_alive_s)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        try:
+            self._reader.feed(data)
+        except Refusal as refusal:
+            self._refuse(refusal.error)
+            return
+        if self._reader.new_phase or self._reader.reading is Reading.NOTHING:
+            self._begin_phase()
+        self._throttle()
+
+    def eof_received(self) -> bool:
+        """Keep a half-closed connection while an answer is due, if the client turns out to be there still."""
+        if self._exchanges and not self._exchanges[-1].body_complete:
+            self._exchanges.pop().lose()
+        self._deaf = True
+        # Whoever uses a Unix socket is one of ours, and closes it to say that it is gone.
+        if self._client is None or not self._exchanges:
+            self._lose()
+            return False
+        self._half_closed = True
+        self._deadline = math.inf
+        self._probe(0)
+        return True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._registry.connections.discard(self)
+        self._deaf = True
+        for timer in (self._timer, self._probe_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._probe_timer = None
+        self._lose()
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        if self.blocked is None:
+            self.blocked = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        blocked, self.blocked = self.blocked, None
+        if blocked is not None and not blocked.done():
+            blocked.set_result(None)
+
+    # Called by the reader.
+
+    def on_request(self, head: Head) -> None:
+        raw_path, _, query = head.target.partition(b"?")
+        path = raw_path.decode("latin-1")
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": head.http_version,
+            "method": head.method,
+            "scheme": "http",
+            "path": urllib.parse.unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "root_path": "",
+            "headers": head.headers,
+            "server": None,
+            "client": self._client,
+        }
+        exchange = Exchange(
+            self,
+            scope,
+            keep_alive=head.keep_alive and not self._closing,
+            expects_continue=head.expects_continue,
+        )
+        self._exchanges.append(exchange)
+        if len(self._exchanges) == 1:
+            self._start(exchange)
+
+    def on_request_body(self, body: bytes) -> None:
+        if self._exchanges:
+            self._exchanges[-1].feed(body)
+
+    def on_request_end(self) -> None:
+        if self._exchanges:
+            self._exchanges[-1].end_body()
+
+    # Answering
+
+    def _start(self, exchange: Exchange) -> None:
+        task = self._loop.create_task(self._run(exchange))
+        self._registry.tasks.add(task)
+        task.add_done_callback(self._registry.tasks.discard)
+
+    async def _run(self, exchange: Exchange) -> None:
+        try:
+            await self._registry.app(exchange.scope, exchange.receive, exchange.send)
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        except Exception:
+            log.exception("the application failed on %s %s", exchange.scope["method"], exchange.scope["path"])
+            if exchange.started:
+                self.abort()
+            else:
+                error = PublicError(
+                    500, "internal_error", "This is a fault of the server, not of the request."
+                )
+                await send_error(exchange.send, error)
+        else:
+            if not exchange.complete and not exchange.gone:
+                self.abort()
+
+    def finished(self, exchange: Exchange) -> None:
+        """Called by the exchange in turn when its answer is complete."""
+        self._exchanges.popleft()
+        if not exchange.body_complete:
+            self._linger()
+        elif not exchange.keep_alive:
+            self._deaf = True
+            self.transport.close()
+        elif self._exchanges:
+            self._start(self._exchanges[0])
+            self._throttle()
+        elif self._refusal is not None:
+            self._say_refusal(self._refusal)
+        elif self._half_closed:
+            self.transport.close()
+        elif self._reader.reading is Reading.NOTHING:
+            self._set_deadline(self._registry.keep_alive_s)
+
+    def body_taken(self) -> None:
+        """Called by an exchange whose body so far was read by the application."""
+        self._throttle()
+
+    def _throttle(self) -> None:
+        """Read no more while too much waits for the application."""
+        exchanges = self._exchanges
+        full = len(exchanges) >= _MAX_PIPELINED or (
+            len(exchanges) > 0 and exchanges[-1].buffered_bytes > HIGH_WATER_BYTES
+        )
+        if full is not self._read_paused and not self.transport.is_closing():
+            self._read_paused = full
+            if full:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    # Ending
+
+    def _refuse(self, error: PublicError) -> None:
+        """End the connection with an error, in the right order behind the answers that are due."""
+        self._deaf = True
+        self._deadline = math.inf
+        if self._exchanges and not self._exchanges[-1].body_complete:
+            broken = self._exchanges.pop()
+            broken.lose()
+            if broken.started:
+                self.abort()
+                return
+        if self._exchanges:
+            self._refusal = error
+        else:
+            self._say_refusal(error)
+
+    def _say_refusal(self, error: PublicError) -> None:
+        body = error.body()
+        lines = [b"%b: %b\r\n" % header for header in error.headers()]
+        tail = b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+        self.transport.write(b"".join([status_line(error.status), *lines, tail]))
+        self._linger()
+
+    def abort(self) -> None:
+        """Cut the connection, whatever is due on it."""
+        self._deaf = True
+        self.transport.abort()
+        self._lose()
+
+    def shutdown(self) -> None:
+        """Close when the answers that are due have gone out; at once if there is none."""
+        self._closing = True
+        if not self._exchanges:
+            self._deaf = True
+            self.transport.close()
+        for exchange in self._exchanges:
+            exchange.keep_alive = False
+
+    def _lose(self) -> None:
+        for exchange in self._exchanges:
+            exchange.lose()
+        self._exchanges.clear()
+
+    def _linger(self) -> None:
+        """Say that nothing follows, and close when the client has seen it or time is up."""
+        self._deaf = True
+        self._lose()
+        if self.transport.is_closing():
+            return
+        if self._half_closed or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self._throttle()
+        self._set_deadline(_LINGER_S)
+
+    # Time
+
+    def _begin_phase(self) -> None:
+        self._reader.new_phase = False
+        if self._reader.reading is Reading.HEAD:
+            self._set_deadline(self._registry.limits.head_s)
+        elif self._reader.reading is Reading.BODY:
+            self._reader.window_bytes = 0
+            self._set_deadline(self._registry.limits.body_window_s)
+        elif self._exchanges:
+            self._deadline = math.inf
+        else:
+            self._set_deadline(self._registry.keep_alive_s)
+
+    def _set_deadline(self, seconds: float) -> None:
+        self._deadline = self._loop.time() + seconds
+        if self._timer is None or self._timer_at > self._deadline:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = self._deadline
+            self._timer = self._loop.call_at(self._deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        left_s = self._deadline - self._loop.time()
+        if math.isinf(left_s):
+            return
+        if left_s > 0:
+            self._set_deadline(left_s)
+        elif self._deaf or self._reader.reading is Reading.NOTHING:
+            self.transport.abort()
+        elif self._reader.reading is Reading.HEAD:
+            self._refuse(_too_slow("The request's head took too long."))
+        elif self._is_body_slow():
+            self._refuse(_too_slow("The request's body came too slowly."))
+        else:
+            self._begin_phase()
+
+    def _is_body_slow(self) -> bool:
+        if self._read_paused or (self._exchanges and self._exchanges[-1].expects_continue):
+            return False  # it waits for us
+        limits = self._registry.limits
+        return self._reader.window_bytes < limits.body_window_s * limits.body_rate_bytes_s
+
+    def _probe(self, number: int) -> None:
+        """Find out whether a client that sends no more still listens.
+
+        A client that closed and one that only shut down its sending side look the same until something is
+        sent to it: then the first one's kernel resets the connection.
+        """
+        if self.transport.is_closing() or not self._exchanges:
+            return
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), 0)
+        if poll.poll(0):  # an error or a hang-up
+            self.abort()
+            return
+        self._exchanges[0].probe()
+        wait_s = _PROBES_S[min(number, len(_PROBES_S) - 1)]
+        self._probe_timer = self._loop.call_later(wait_s, self._probe, number + 1)
+
+
+def _too_slow(message: str) -> PublicError:
+    return PublicError(408, "too_slow", message)

@@ -1,0 +1,271 @@
+"""One request and its answer: the ASGI side of an HTTP/1.1 connection."""
+
+import asyncio
+import http
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Any, Final, Literal, Protocol
+
+from shared.errors import Api, PublicError
+
+Scope = dict[str, Any]
+Message = dict[str, Any]
+AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
+
+HIGH_WATER_BYTES: Final = 64 * 1024
+"""Reading from the client pauses while the application has more than this of a body before it."""
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+EXTENSION: Final = "mlx_supervisor.exchange"
+"""Where in the scope's `extensions` an application finds its Exchange."""
+
+# How the end of an answer's body is told.
+_Framing = Literal["none", "length", "chunked", "close"]
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus
+}
+
+
+def status_line(status: int) -> bytes:
+    """The first line of an answer, with its line end."""
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+async def send_answer(
+    send: Callable[[Message], Awaitable[None]],
+    status: int,
+    headers: Iterable[tuple[bytes, bytes]],
+    body: bytes,
+) -> None:
+    """A whole answer; the content length is added."""
+    head = [*headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(
+    send: Callable[[Message], Awaitable[None]], error: PublicError, api: Api = Api.OPENAI
+) -> None:
+    """`error` as a whole answer in the shape of `api`."""
+    await send_answer(send, error.status, error.headers(), error.body(api))
+
+
+class ClientGone(Exception):  # noqa: N818  # nothing went wrong here
+    """Raised in a task whose client disconnected. Nobody is left to be told."""
+
+
+class Wire(Protocol):
+    """What an exchange needs of its connection."""
+
+    transport: asyncio.Transport
+    blocked: asyncio.Future[None] | None
+    """Pending while the transport has more to write than it wants."""
+
+    def body_taken(self) -> None: ...
+    def finished(self, exchange: "Exchange") -> None: ...
+    def abort(self) -> None: ...
+
+
+class Exchange:
+    """`receive` and `send` are ASGI's. An application that needs more finds the exchange itself by `of`."""
+
+    def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self.body_complete = False
+        self.buffered_bytes = 0
+        self.started = False
+        self.complete = False
+        self.gone = False
+        """The client disconnected, or the connection was given up: whatever is sent goes nowhere."""
+        self._wire = wire
+        self._expects_continue = expects_continue
+        self._body: list[bytes] = []
+        self._body_given = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._on_gone: Callable[[], None] | None = None
+        self._framing: _Framing = "none"
+        self._remaining_bytes = 0
+        self._is_event_stream = False
+        self._last_body = b"\n\n"
+        scope["extensions"] = {EXTENSION: self}
+
+    @staticmethod
+    def of(scope: Scope) -> "Exchange":
+        """The exchange of the request that `scope` describes."""
+        exchange: Exchange = scope["extensions"][EXTENSION]
+        return exchange
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for a word before it sends the body."""
+        return self._expects_continue
+
+    def abort(self) -> None:
+        """Cut the connection, so that the client can't take what it got for a whole answer."""
+        self._wire.abort()
+
+    def while_connected(self) -> "WhileConnected":
+        """A context manager that ends its block with ClientGone when the client disconnects."""
+        return WhileConnected(self)
+
+    async def receive(self) -> Message:
+        """The next piece of the request's body, then `http.disconnect` when the client is gone."""
+        if self._expects_continue and not self.gone and not self.started:
+            self._expects_continue = False
+            self._wire.transport.write(_CONTINUE)
+        while not (self.gone or self.complete):
+            if self._body or (self.body_complete and not self._body_given):
+                self._body_given = self.body_complete
+                body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+                self._body = []
+                self.buffered_bytes = 0
+                self._wire.body_taken()
+                return {"type": "http.request", "body": body, "more_body": not self._body_given}
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """A part of the answer. Waits while the client reads too slowly; drops it when the client is gone."""
+        while self._wire.blocked is not None and not self.gone:
+            await asyncio.shield(self._wire.blocked)
+        if self.gone:
+            return
+        if message["type"] == "http.response.body":
+            self._send_body(message.get("body", b""), message.get("more_body", False))
+        else:
+            self._send_head(message["status"], message.get("headers", ()))
+
+    def _send_head(self, status: int, headers: Any) -> None:
+        if self.started:
+            raise RuntimeError("a second head was sent for one answer")
+        length: bytes | None = None
+        lines = [status_line(status)]
+        for name, value in headers:
+            if b"\n" in value or b"\r" in value or b"\n" in name:
+                raise RuntimeError(f"a header's value must be one line: {name!r}")
+            key = name.lower()
+            if key == b"content-length":
+                length = value
+            elif key == b"connection":
+                self.keep_alive = self.keep_alive and b"close" not in value.lower()
+                continue
+            elif key == b"content-type":
+                self._is_event_stream = value.startswith(b"text/event-stream")
+            lines += (name, b": ", value, b"\r\n")
+        if status in (204, 304) or self.scope["method"] == "HEAD":
+            self._framing = "none"
+        elif length is not None:
+            self._framing = "length"
+            self._remaining_bytes = int(length)
+        elif self.scope["http_version"] == "1.1":
+            self._framing = "chunked"
+            lines.append(b"transfer-encoding: chunked\r\n")
+        else:
+            self._framing = "close"
+            self.keep_alive = False
+        # What is left of an unread body would be taken for the next request.
+        if not self.body_complete:
+            self.keep_alive = False
+        self.started = True
+        lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        self._wire.transport.write(b"".join(lines))
+
+    def _send_body(self, body: bytes, more: bool) -> None:
+        if not self.started or self.complete:
+            raise RuntimeError("a part of an answer's body was sent outside of the answer")
+        framing = self._framing
+        if framing == "chunked":
+            if body:
+                end = b"" if more else b"0\r\n\r\n"
+                self._wire.transport.write(b"%x\r\n%b\r\n%b" % (len(body), body, end))
+                self._last_body = body
+            elif not more:
+                self._wire.transport.write(b"0\r\n\r\n")
+        elif framing != "none" and body:
+            if framing == "length":
+                self._remaining_bytes -= len(body)
+                if self._remaining_bytes < 0:
+                    raise RuntimeError("an answer was longer than its content-length")
+            self._wire.transport.write(body)
+        if not more:
+            if framing == "length" and self._remaining_bytes:
+                raise RuntimeError("an answer was shorter than its content-length")
+            self.complete = True
+            self._wake()
+            self._wire.finished(self)
+
+    # What follows is called by the connection.
+
+    def feed(self, body: bytes) -> None:
+        """A piece of the request's body has come."""
+        self._expects_continue = False
+        if not self.complete and not self.gone:
+            self._body.append(body)
+            self.buffered_bytes += len(body)
+            self._wake()
+
+    def end_body(self) -> None:
+        """The request is complete."""
+        self._expects_continue = False
+        self.body_complete = True
+        self._wake()
+
+    def lose(self) -> None:
+        """The client is gone."""
+        if not self.gone:
+            self.gone = True
+            self._body.clear()
+            self._wake()
+            if self._on_gone is not None and not self.complete:
+                self._on_gone()
+
+    def probe(self) -> None:
+        """Send something that means nothing, if the answer is at a point that allows it: an interim answer
+        before the head, a comment between two events. Anything else that is sent soon does as well."""
+        if self._wire.blocked is not None or self.scope["http_version"] != "1.1":
+            return
+        if not self.started:
+            self._wire.transport.write(_CONTINUE)
+        elif self._is_event_stream and self._framing == "chunked" and self._last_body.endswith(b"\n\n"):
+            self._wire.transport.write(b"3\r\n:\n\n\r\n")
+
+    def watch(self, on_gone: Callable[[], None] | None) -> None:
+        """Call `on_gone` at the disconnect; None calls nobody."""
+        self._on_gone = on_gone
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class WhileConnected:
+    """See `Exchange.while_connected`. Costs a request no task of its own."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    def __enter__(self) -> None:
+        if self._exchange.gone:
+            raise ClientGone
+        self._task = asyncio.current_task()
+        self._exchange.watch(self._cancel)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exchange.watch(None)
+        # Somebody else may want the task gone as well; then that goes first.
+        still_cancelled = self._cancelled and self._task is not None and self._task.uncancel()
+        if self._cancelled and not still_cancelled and kind is asyncio.CancelledError:
+            raise ClientGone from None
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._cancelled = True
+            self._task.cancel()
