@@ -1,0 +1,27 @@
+"""Verbs are quick because they import little."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("rich", "http.client", "msgspec", "orjson", "httpx", "fastapi", "pydantic", "psutil", "asyncio")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [(["--help"], HEAVY), (["ps", "--help"], HEAVY), (["--version"], (*HEAVY, "typer"))],
+)
+def test_help_imports_nothing_that_only_a_running_verb_needs(
+    arguments: list[str], absent: tuple[str, ...]
+) -> None:
+    program = (
+        f"import sys; sys.argv[1:] = {arguments!r}\n"
+        "from supervisor.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(*sys.modules, sep='\\n', file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout
+    assert set(ran.stderr.split()) & set(absent) == set()
