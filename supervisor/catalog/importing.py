@@ -136,6 +136,7 @@ async def _listen(
                 progress(last)
     finally:
         complaints.cancel()
+        await asyncio.wait({complaints})
 
 
 async def _last_lines(stream: asyncio.StreamReader) -> list[str]:
@@ -153,11 +154,19 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        await asyncio.wait_for(process.wait(), _GRACE_S)
+        await asyncio.wait_for(_drained(process), _GRACE_S)
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+        await _drained(process)
+
+
+async def _drained(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end. Output that nobody reads would hold up asyncio's news of it."""
+    for stream in (process.stdout, process.stderr):
+        while stream is not None and await stream.read(_LINE_BYTES):
+            pass
+    await process.wait()
 
 
 def _remove_partial(models: Path, folder: Path, pid: int) -> None:

@@ -1,0 +1,235 @@
+"""Which models the catalog knows, and which name gets which."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from shared.errors import PublicError
+from supervisor.catalog.catalog import Catalog
+from supervisor.catalog.places import hub_cache
+from supervisor.home import Home
+from supervisor.settings import ModelSettings, ServerSettings, Settings
+from tests.fixtures.models import write_fake_model
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home.open(tmp_path / "home")
+
+
+def settings(fallback: str = "", **models: ModelSettings) -> Settings:
+    named = {name.replace("__", "/").replace("_", "-"): model for name, model in models.items()}
+    return Settings(server=ServerSettings(fallback_model=fallback), models=named)
+
+
+def refusal(catalog: Catalog, name: str) -> PublicError:
+    with pytest.raises(PublicError) as caught:
+        catalog.resolve(name)
+    error = caught.value
+    assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
+    assert error.body()
+    return error
+
+
+def test_our_own_folder_is_listed(home: Home) -> None:
+    for name in (
+        "zebra",
+        "ant",
+        "org/model-a",
+        "org/model-b",
+        "broken",
+        "half/.importing-x-1",
+        ".importing-y-2",
+    ):
+        (home.models / name).mkdir(parents=True)
+    for name in ("zebra", "ant", "org/model-a"):
+        write_fake_model(home.models / name)
+    (home.models / "notes.txt").write_text("not a model")
+    entries = Catalog(home, Settings()).entries()
+    assert [entry.id for entry in entries] == ["ant", "broken", "org/model-a", "org/model-b", "zebra"]
+    assert [entry.problem is None for entry in entries] == [True, False, True, False, True]
+    assert entries[0].directory == home.models / "ant"
+    assert (entries[0].architecture, entries[0].context, entries[0].weights_bytes) == ("llama", 4096, 4)
+
+
+def test_an_empty_catalog_says_how_to_get_a_model(home: Home) -> None:
+    catalog = Catalog(home, Settings())
+    assert catalog.entries() == []
+    assert "mlx-supervisor import" in refusal(catalog, "any").message
+
+
+def test_refresh_sees_what_came_and_went(home: Home) -> None:
+    catalog = Catalog(home, Settings())
+    write_fake_model(home.models / "a")
+    refusal(catalog, "a")
+    catalog.refresh()
+    assert catalog.resolve("a").id == "a"
+    (home.models / "a").rename(home.models / "b")
+    catalog.refresh()
+    refusal(catalog, "a")
+    assert catalog.resolve("b").directory == home.models / "b"
+
+
+def test_settings_name_models_elsewhere(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_fake_model(tmp_path / "mine" / "tilde")
+    write_fake_model(tmp_path / "absolute")
+    write_fake_model(home.path / "beside")
+    write_fake_model(home.models / "own")
+    catalog = Catalog(
+        home,
+        settings(
+            by_tilde=ModelSettings(source="~/mine/tilde"),
+            by_path=ModelSettings(source=str(tmp_path / "absolute")),
+            by_dot=ModelSettings(source="./beside"),
+            by_id=ModelSettings(source="own"),
+            by_nothing=ModelSettings(),
+            no_folder=ModelSettings(source="/nowhere/at/all"),
+            neither=ModelSettings(source="what is this"),
+        ),
+    )
+    problems = {entry.id: entry.problem for entry in catalog.entries()}
+    assert [name for name, problem in problems.items() if problem is None] == [
+        "by-dot",
+        "by-id",
+        "by-path",
+        "by-tilde",
+        "own",
+    ]
+    assert catalog.resolve("by-tilde").directory == tmp_path / "mine" / "tilde"
+    assert catalog.resolve("by-id").directory == catalog.resolve("own").directory
+    assert "no model of this id was imported" in str(problems["by-nothing"])
+    assert problems["no-folder"] == "its folder does not exist"
+    assert "no imported model and no hub id" in str(problems["neither"])
+
+
+def cached(cache: Path, hub_id: str, commit: str) -> Path:
+    """A model as the Hugging Face cache keeps it: the snapshot's files are links to blobs."""
+    repository = cache / f"models--{hub_id.replace('/', '--')}"
+    snapshot = repository / "snapshots" / commit
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    blobs = write_fake_model(repository / "blobs")
+    snapshot.mkdir(parents=True)
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(path)
+    return snapshot
+
+
+def test_models_in_the_hugging_face_cache(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = cached(tmp_path / "hub", "mlx-community/Tiny-4bit", "0123456789abcdef")
+    broken = cached(tmp_path / "hub", "mlx-community/Half", "fedcba9876543210")
+    (broken.parents[1] / "blobs" / "model.safetensors").unlink()
+    escaping = cached(tmp_path / "hub", "evil/ref", "0123456789abcdef")
+    (escaping.parents[1] / "refs" / "main").write_text("../../../outside")
+    catalog = Catalog(
+        home,
+        settings(
+            tiny=ModelSettings(source="mlx-community/Tiny-4bit"),
+            mlx_community__Tiny_4bit=ModelSettings(),
+            half=ModelSettings(source="mlx-community/Half"),
+            absent=ModelSettings(source="mlx-community/Absent"),
+            evil=ModelSettings(source="evil/ref"),
+        ),
+    )
+    assert catalog.resolve("tiny").directory == snapshot
+    assert catalog.resolve("tiny").problem is None
+    assert catalog.resolve("mlx-community/Tiny-4bit").directory == snapshot
+    assert "it has no weights" in str(catalog.resolve("half").problem)
+    assert "hf download mlx-community/Absent" in str(catalog.resolve("absent").problem)
+    assert "hf download evil/ref" in str(catalog.resolve("evil").problem)
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HF_HOME": "/b"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
+        ({}, str(Path("~/.cache/huggingface/hub").expanduser())),
+    ],
+)
+def test_the_cache_is_where_the_variables_say(environ: dict[str, str], folder: str) -> None:
+    assert str(hub_cache(environ)) == folder
+
+
+def test_aliases_and_ids(home: Home) -> None:
+    write_fake_model(home.models / "a")
+    write_fake_model(home.models / "b")
+    catalog = Catalog(
+        home,
+        settings(a=ModelSettings(aliases=("gpt-4o", "b")), b=ModelSettings(aliases=("gpt-4o", "claude"))),
+    )
+    assert catalog.resolve("gpt-4o").id == "a"
+    assert catalog.resolve("claude").id == "b"
+    # An id that was imported later is never hidden by an alias.
+    assert catalog.resolve("b").id == "b"
+
+
+def test_the_fallback_takes_unknown_names(home: Home) -> None:
+    write_fake_model(home.models / "a")
+    by_alias = settings(fallback="usual", a=ModelSettings(aliases=("usual",)))
+    assert Catalog(home, by_alias).resolve("gpt-5").id == "a"
+    assert Catalog(home, settings(fallback="a")).resolve("x" * 1_000_000).id == "a"
+    # A fallback that does not exist is no fallback.
+    refusal(Catalog(home, settings(fallback="gone")), "gpt-5")
+
+
+@pytest.mark.parametrize(
+    ("asked", "offered"),
+    [
+        ("smollm2-135", "smollm2-135m"),
+        ("SMOLLM2-135M", "smollm2-135m"),
+        ("smollm", "smollm2-135m"),
+        ("qwen3", "mlx-community/Qwen3-8B-4bit"),
+        ("gpt-4p", "gpt-4o"),
+    ],
+)
+def test_an_unknown_name_gets_the_near_ones(home: Home, asked: str, offered: str) -> None:
+    write_fake_model(home.models / "smollm2-135m")
+    write_fake_model(home.models / "mlx-community" / "Qwen3-8B-4bit")
+    catalog = Catalog(home, settings(smollm2_135m=ModelSettings(aliases=("gpt-4o",))))
+    assert f"Did you mean {offered}" in refusal(catalog, asked).message
+
+
+def test_without_near_names_some_are_listed(home: Home) -> None:
+    for number in range(7):
+        write_fake_model(home.models / f"model-{number}")
+    message = refusal(Catalog(home, Settings()), "zzz").message
+    assert "There are: model-0, model-1, model-2, model-3, model-4, among others" in message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "../../etc/passwd",
+        "/etc/passwd",
+        "%2e%2e/%2e%2e/etc/passwd",
+        "a/../a",
+        "./a",
+        "a\0",
+        "a\r\nx-injected: 1",
+        "\x1b[31ma",
+        "a\ud800",
+        "x" * 1_000_000,
+    ],
+)
+def test_names_are_looked_up_never_followed(home: Home, name: str) -> None:
+    write_fake_model(home.models / "a")
+    started = time.monotonic()
+    message = refusal(Catalog(home, Settings()), name).message
+    assert time.monotonic() - started < 5
+    assert len(message) < 400
+    assert message.isprintable()
+
+
+def test_a_configured_context_is_a_bound(home: Home) -> None:
+    write_fake_model(home.models / "a")
+    write_fake_model(home.models / "b")
+    catalog = Catalog(home, settings(a=ModelSettings(context=100), b=ModelSettings(context=1_000_000)))
+    assert [entry.context for entry in catalog.entries()] == [100, 4096]
