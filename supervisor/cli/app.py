@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from shared import __version__
-from supervisor.cli import chat, importing, models, serving
+from supervisor.cli import chat, importing, models, service, serving
 from supervisor.cli.errors import RefusedError
 from supervisor.cli.terminal import clean
+from supervisor.cli.values import read_without_pydantic
 
 _HELP = """Several language models behind one port, each in a process of its own.
 
@@ -57,6 +58,7 @@ for _verb in (
     chat.chat,
 ):
     app.command(_verb.__name__.rstrip("_"))(_verb)
+app.add_typer(service.app, name="service")
 
 
 def run() -> int:
@@ -64,8 +66,10 @@ def run() -> int:
     for stream in (sys.stdout, sys.stderr):
         # A terminal without Unicode gets question marks, not a traceback.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    command = typer.main.get_command(app)
+    read_without_pydantic(command)
     try:
-        app()
+        command(prog_name=app.info.name)
     except RefusedError as refused:
         sys.stderr.write(f"mlx-supervisor: {clean(str(refused))}\n")
         return 1

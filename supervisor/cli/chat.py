@@ -23,7 +23,7 @@ Message = dict[str, str]
 def chat(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="Model id or alias; else the one that is loaded."),
+        typer.Argument(metavar="MODEL", help="Model id or alias; else the one that is loaded."),
     ] = None,
     prompt: Annotated[
         str | None,
