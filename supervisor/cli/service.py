@@ -230,11 +230,13 @@ def run(
     from supervisor import server
     from supervisor.settings import SettingsError, StartOptions, load_settings
     from supervisor.system.job import LOG_NAME
+    from supervisor.system.launchd import LABEL
     from supervisor.system.managed import Managed, fitted_stop, stop_time, trim_log
     from supervisor.system.service import manager_of
 
     with _told():
-        known = manager_of(_name(manager))
+        # launchd names the service that it starts; only here, for a terminal has a name as well.
+        known = manager_of(_name(manager), label=os.environ.get("XPC_SERVICE_NAME") or LABEL)
     folder = chosen_home(home)
     flags = _flags(host, port, insecure)
     managed = Managed(known.name, folder)

@@ -17,7 +17,7 @@ from supervisor.home import Home, HomeError, NoHomeError
 from supervisor.settings import ServerSettings
 from supervisor.system.commands import ServiceError
 from supervisor.system.job import Environment, Job, ManagerName, found_environment
-from supervisor.system.launchd import Launchd
+from supervisor.system.launchd import LABEL, Launchd
 from supervisor.system.listener import PortError, bind_public
 from supervisor.system.managed import Refusal, forget_refusal, read_refusal
 from supervisor.system.manager import JobState, Manager
@@ -68,15 +68,22 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def manager_of(
-    name: ManagerName | None, *, platform: str = sys.platform, environ: Mapping[str, str] = os.environ
+    name: ManagerName | None,
+    *,
+    platform: str = sys.platform,
+    environ: Mapping[str, str] = os.environ,
+    label: str = LABEL,
 ) -> Manager:
-    """The manager called `name`, or this system's own. Raises ServiceError where there is none."""
+    """The manager called `name`, or this system's own. Raises ServiceError where there is none.
+
+    `label` is launchd's name of the service; it is another one if Homebrew installed it.
+    """
     if environ.get("SUDO_USER"):
         raise ServiceError("the service is your own, not root's: run this without sudo")
     user_home = Path(environ.get("HOME") or "~").expanduser()
     match name or {"darwin": "launchd", "linux": "systemd"}.get(platform):
         case "launchd":
-            return Launchd(user_home)
+            return Launchd(user_home, label=label)
         case "systemd":
             return Systemd(user_home, environ=environ)
         case _:
