@@ -55,6 +55,9 @@ def ps(home: HomeOption = None, json: JsonOption = False) -> None:
         right=("pid", "memory", "in flight", "queued", "idle", "restarts"),
         styles=[_STYLES.get(worker["state"], "") for worker in workers],
     )
+    for worker in workers:
+        if worker["state"] == "failed":
+            say(f"{worker['id']} died too often; try again with: mlx-supervisor load {worker['id']}")
 
 
 def list_(home: HomeOption = None, json: JsonOption = False) -> None:

@@ -53,11 +53,16 @@ def _word(text: str) -> str:
     return f'"{inside}"'
 
 
-# What a terminal shows of events that are no warning. Durations and sizes come formatted.
-_SENTENCES: Final = {
-    "worker.starting": "{model}: loading",
-    "worker.ready": "{model}: ready after {load_s}",
-    "worker.gone": "{model}: unloaded",
+# What a terminal shows of events, warnings among them. Durations and sizes come formatted; of several
+# sentences the first counts whose fields are all there.
+_SENTENCES: Final[dict[str, tuple[str, ...]]] = {
+    "worker.starting": ("{model}: loading",),
+    "worker.ready": ("{model}: ready after {load_s}", "{model}: ready"),
+    "worker.leased": ("{model}: leased",),
+    "worker.died": ("{model}: died: {how}",),
+    "worker.failed": ("{model}: given up: {reason}; to try again: mlx-supervisor load {model}",),
+    "worker.gone": ("{model}: unloaded",),
+    "supervisor.stopping": ("stopping",),
 }
 _COLOURS: Final = {"info": "", "warning": "\x1b[33m", "error": "\x1b[31m"}
 _PLAIN: Final = "\x1b[0m"
@@ -69,21 +74,23 @@ def terminal_line(event: Event, *, colour: bool) -> str | None:
     Warnings and errors are always shown, other events where there is a sentence for them.
     """
     fields = {name: _told(name, value) for name, value in event.fields.items() if value is not None}
-    sentence = _SENTENCES.get(event.kind)
-    if sentence is not None:
-        text = sentence.format_map(_Told(fields))
-    elif event.level != "info":
+    text = next(
+        filter(None, (_filled(sentence, fields) for sentence in _SENTENCES.get(event.kind, ()))), None
+    )
+    if text is None:
+        if event.level == "info":
+            return None
         text = " ".join([event.kind, *(f"{name}={value}" for name, value in fields.items())])
-    else:
-        return None
     clock = time.strftime("%H:%M:%S", time.localtime(event.at))
     before = _COLOURS[event.level] if colour else ""
     return f"{clock} {before}{escaped(text)}{_PLAIN if before else ''}"
 
 
-class _Told(dict[str, str]):
-    def __missing__(self, name: str) -> str:
-        return "?"
+def _filled(sentence: str, fields: dict[str, str]) -> str | None:
+    try:
+        return sentence.format_map(fields)
+    except KeyError:
+        return None
 
 
 def _told(name: str, value: Field) -> str:

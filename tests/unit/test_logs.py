@@ -245,6 +245,23 @@ def test_a_pipe_gets_no_short_lines(tmp_path: Path, events: Events) -> None:
     assert (tmp_path / "piped").read_text() == ""
 
 
+@pytest.mark.parametrize(
+    ("event", "shown"),
+    [
+        (Event(0.0, "worker.starting", "info", {"model": "m", "generation": 1}), "m: loading"),
+        (Event(0.0, "worker.ready", "info", {"model": "m", "load_s": 75.0}), "m: ready after 1m 15s"),
+        (Event(0.0, "worker.ready", "info", {"model": "m", "pid": 1}), "m: ready"),
+        (Event(0.0, "worker.died", "warning", {"model": "m", "how": "killed"}), "m: died: killed"),
+        (Event(0.0, "worker.died", "warning", {"model": "m"}), "worker.died model=m"),
+        (Event(0.0, "worker.gone", "info", {"model": "{load_s}"}), "{load_s}: unloaded"),
+        (Event(0.0, "worker.draining", "info", {"model": "m"}), None),
+    ],
+)
+def test_what_a_person_reads(event: Event, shown: str | None) -> None:
+    line = terminal_line(event, colour=False)
+    assert (line and line.partition(" ")[2]) == shown
+
+
 def test_no_colour_without_a_colour_terminal() -> None:
     line = terminal_line(Event(0.0, "odd", "error", {}), colour=False)
     assert line is not None

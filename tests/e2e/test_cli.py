@@ -1,0 +1,203 @@
+"""The command line against the running program, with fake workers behind it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shared import __version__
+from tests.fixtures.fake_shapes import Load
+from tests.fixtures.harness import CLI, CLI_WITH_FAKE_WORKERS, ROOT, Service, wait_until
+from tests.fixtures.models import models_config, write_fake_model
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    folders = {name: write_fake_model(tmp_path / "models" / name) for name in ("qwen-small", "llama")}
+    folders["broken"] = write_fake_model(tmp_path / "models" / "broken", Load(fail="memory"))  # type: ignore[arg-type]
+    config = models_config(**folders).replace(
+        "[models.llama]\n", '[models.llama]\naliases = ["gpt-4o-mini"]\n'
+    )
+    with Service(tmp_path / "home", fake=True, config=config) as service:
+        yield service
+
+
+def said(ran: subprocess.CompletedProcess[str]) -> str:
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout
+
+
+def refused(ran: subprocess.CompletedProcess[str]) -> str:
+    """The sentence of a verb that was refused."""
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("mlx-supervisor: ") and ran.stderr.count("\n") == 1
+    return ran.stderr.removeprefix("mlx-supervisor: ").strip()
+
+
+def test_start_says_in_one_line_where_it_serves(service: Service) -> None:
+    lines = service.output().splitlines()
+    assert len(lines) == 1
+    assert service.url in lines[0]
+    assert "llama" in lines[0]
+    assert str(service.home) in lines[0]
+
+
+def test_status_and_what_is_loaded(service: Service) -> None:
+    shown = said(service.cli("status"))
+    assert f"serving on {service.url}/v1" in shown
+    assert f"pid {service.pid}, version {__version__}" in shown
+    assert "none loaded" in shown
+    assert "no model is loaded" in said(service.cli("ps"))
+    assert said(service.cli("load", "qwen-small")) == "qwen-small is ready\n"
+    worker = service.worker("qwen-small")
+    assert worker is not None
+    head, row = said(service.cli("ps")).splitlines()
+    assert head.split("  ")[0] == "MODEL"
+    assert re.fullmatch(rf"qwen-small +ready +{worker['pid']} +[\d.]+ MiB +0 +0 +[\d.]+s +0", row)
+    assert "qwen-small (ready)" in said(service.cli("status"))
+    status = json.loads(said(service.cli("status", "--json")))
+    assert status["running"] is True
+    assert status["pid"] == service.pid
+    engine = json.loads(said(service.cli("ps", "--json")))
+    assert [worker["id"] for worker in engine["workers"]] == ["qwen-small"]
+
+
+def test_list_shows_every_model_and_its_state(service: Service) -> None:
+    service.cli("load", "llama")
+    rows = {line.split()[0]: line for line in said(service.cli("list")).splitlines()}
+    assert set(rows) == {"MODEL", "qwen-small", "llama", "broken"}
+    assert "ready" in rows["llama"] and "gpt-4o-mini" in rows["llama"]
+    assert "ready" not in rows["qwen-small"]
+    models = json.loads(said(service.cli("list", "--json")))["models"]
+    assert {model["id"] for model in models} == {"qwen-small", "llama", "broken"}
+
+
+def test_load_by_alias_and_unload(service: Service) -> None:
+    said(service.cli("load", "gpt-4o-mini"))
+    worker = service.worker("llama")
+    assert worker is not None
+    said(service.cli("unload", "gpt-4o-mini"))
+    assert service.worker("llama") is None
+    assert not psutil.pid_exists(worker["pid"])
+    # Nothing to unload is fine: the model is where it was wanted.
+    said(service.cli("unload", "llama"))
+
+
+def test_wrong_names_get_near_ones(service: Service) -> None:
+    for verb in ("load", "unload"):
+        assert "qwen-small" in refused(service.cli(verb, "qwen-smal"))
+    assert "does not exist" in refused(service.cli("load", "../../etc/passwd"))
+
+
+def test_a_model_that_cannot_be_loaded_says_why(service: Service) -> None:
+    assert "memory" in refused(service.cli("load", "broken", timeout=60))
+    shown = said(service.cli("ps"))
+    assert "failed" in shown
+    assert "mlx-supervisor load broken" in shown
+
+
+def test_chat_once(service: Service) -> None:
+    ran = service.cli("chat", "gpt-4o-mini", "-p", "Hello")
+    assert said(ran).strip()
+    # The only model that is loaded is the one that is meant.
+    assert said(service.cli("chat", "-p", "Hello")).strip()
+    assert "qwen-small" in refused(service.cli("chat", "qwen-smal", "-p", "Hello"))
+
+
+def test_chat_without_a_name_asks_which(service: Service) -> None:
+    assert "say which model" in refused(service.cli("chat", "-p", "Hello"))
+
+
+def test_stop_returns_when_it_is_really_gone(service: Service) -> None:
+    said(service.cli("load", "llama"))
+    workers = service.workers()
+    assert workers
+    assert said(service.cli("stop")) == "stopped\n"
+    assert service.process is not None
+    assert service.process.wait(0.5) == 0
+    assert not any(worker.is_running() for worker in workers)
+    for verb in ("stop", "status", "ps", "list"):
+        sentence = refused(service.cli(verb))
+        assert sentence.endswith(f"start it with: mlx-supervisor start --home {service.home}")
+    status = service.cli("status", "--json")
+    assert status.returncode == 1
+    assert json.loads(status.stdout) == {"running": False, "home": str(service.home)}
+
+
+def test_stop_of_a_supervisor_that_does_not_listen(service: Service) -> None:
+    """It holds the lock, so its pid is known, and SIGTERM is heard."""
+    (service.home / "run" / "control.sock").unlink()
+    assert "does not answer" in refused(service.cli("ps"))
+    assert said(service.cli("stop")) == "stopped\n"
+
+
+# Starts that are refused: nothing is spawned, exit code 1, one sentence.
+
+
+def start(home: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CLI_WITH_FAKE_WORKERS, "start", "--home", str(home), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        check=False,
+    )
+
+
+def test_a_second_start_names_the_first(service: Service) -> None:
+    sentence = refused(start(service.home, "--port", "0"))
+    assert f"pid {service.pid}" in sentence
+    assert said(service.cli("status"))
+
+
+def test_a_taken_port_is_named(service: Service, tmp_path: Path) -> None:
+    port = service.url.rpartition(":")[2]
+    assert f"port {port}" in refused(start(tmp_path / "other", "--port", port))
+    assert list((tmp_path / "other" / "run").glob("*.sock")) == []
+
+
+def test_a_broken_configuration_is_told_line_by_line(tmp_path: Path) -> None:
+    """Fault 15."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "config.toml").write_text("[server]\nprot = 1\nport = 99999\n")
+    ran = start(home)
+    assert ran.returncode == 1
+    assert f"{home}/config.toml:2: server.prot is not a setting; did you mean server.port?" in ran.stderr
+    assert f"{home}/config.toml:3: server.port must be a whole number" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_other_refusals(tmp_path: Path) -> None:
+    assert "no such file" in refused(start(tmp_path / "a", "--config", str(tmp_path / "none.toml")))
+    assert "--insecure" in refused(start(tmp_path / "a", "--host", "0.0.0.0"))
+    assert "command line: server.port" in refused(start(tmp_path / "a", "--port", "-1"))
+    assert "did you mean" in refused(start(tmp_path / "a", MLX_SUPERVISOR_SERVER_PROT="1"))
+    (tmp_path / "open").mkdir(mode=0o755)
+    assert "chmod 700" in refused(start(tmp_path / "open"))
+
+
+def test_a_model_to_load_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    assert "nonsense" in refused(start(tmp_path / "a", "--port", "0", "--model", "nonsense"))
+
+
+def test_models_named_at_the_start_are_loaded_at_once(tmp_path: Path) -> None:
+    config = models_config(a=write_fake_model(tmp_path / "models" / "a"))
+    with Service(tmp_path / "home", fake=True, config=config, arguments=("--model", "a")) as service:
+        wait_until(lambda: (service.worker("a") or {}).get("state") == "ready", 20, "the model is not loaded")
+
+
+def test_python_m_is_the_console_script() -> None:
+    shown = [
+        subprocess.run([*program, "--version"], capture_output=True, text=True, check=True).stdout
+        for program in (CLI, [str(Path(sys.executable).with_name("mlx-supervisor"))])
+    ]
+    assert shown == [f"mlx-supervisor {__version__}\n"] * 2
