@@ -1,0 +1,50 @@
+"""`make bench`: measures, prints, and writes build/bench.json.
+
+    make bench                           everything, about ten minutes
+    make bench ARGS="--quick"            the same with few rounds, about three
+    make bench ARGS="engine start"       only these parts
+
+Whatever has something to compare with is measured in alternating rounds in one run: on machines that other
+work shares, only ratios mean something.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.bench import engine, load, start
+from tests.bench.report import Row, machine, print_part, write_report
+
+PARTS: dict[str, tuple[str, Callable[..., list[Row]]]] = {
+    "start": ("supervisor: start, memory, idle", start.measure),
+    "load": ("first request to a model that is not loaded", load.measure),
+    "engine": ("engine: through the whole system against mlx-lm alone", engine.measure),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make bench", description="Measure mlx-supervisor.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"one of {', '.join(PARTS)}; all if none")
+    parser.add_argument("--quick", action="store_true", help="few rounds: a look, not a measurement")
+    parser.add_argument("--out", type=Path, default=Path("build/bench.json"), help="where the JSON goes")
+    arguments = parser.parse_args()
+    unknown = set(arguments.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    facts = machine()
+    results: dict[str, list[Row]] = {}
+    for name in arguments.parts or PARTS:
+        title, measure = PARTS[name]
+        started = time.monotonic()
+        results[name] = measure(quick=arguments.quick)
+        print_part(f"{title} ({time.monotonic() - started:.0f} s)", results[name])
+        # After each part, so that what was measured is kept when a later one fails.
+        write_report(arguments.out, facts, results)
+    print(f"\nwritten to {arguments.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""A client that takes next to nothing from the cores it measures: a socket, a parser, the clock."""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import httptools
+
+
+@dataclass
+class Answer:
+    """One streamed answer. Times are seconds after the request was sent."""
+
+    times_s: list[float] = field(default_factory=list)
+    """When each event with content came."""
+    end_s: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def first_s(self) -> float:
+        return self.times_s[0]
+
+    @property
+    def last_s(self) -> float:
+        return self.times_s[-1]
+
+
+class _Exchange:
+    """Callbacks of httptools, for one answer."""
+
+    def __init__(self, started: float) -> None:
+        self.answer = Answer()
+        self.done = False
+        self._started = started
+        self._rest = b""
+
+    def on_body(self, body: bytes) -> None:
+        now = time.perf_counter() - self._started
+        *events, self._rest = (self._rest + body).split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data: {"):
+                self._take(json.loads(event[6:]), now)
+
+    def _take(self, chunk: dict[str, Any], now: float) -> None:
+        if "error" in chunk:
+            raise RuntimeError(chunk["error"]["message"])
+        if chunk.get("usage"):
+            self.answer.prompt_tokens = chunk["usage"]["prompt_tokens"]
+            self.answer.completion_tokens = chunk["usage"]["completion_tokens"]
+        if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
+            self.answer.times_s.append(now)
+
+    def on_message_complete(self) -> None:
+        self.answer.end_s = time.perf_counter() - self._started
+        self.done = True
+
+
+async def stream_chat(url: str, model: str, text: str, max_tokens: int) -> Answer:
+    """Stream one greedy answer. Raises RuntimeError for anything but a complete one."""
+    body = json.dumps(
+        {
+            "model": model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ).encode()
+    place = urlsplit(url)
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+    try:
+        started = time.perf_counter()
+        writer.write(head.encode() + body)
+        exchange = _Exchange(started)
+        parser = httptools.HttpResponseParser(exchange)
+        while not exchange.done:
+            data = await reader.read(65536)
+            if not data:
+                raise RuntimeError("the answer was cut")
+            parser.feed_data(data)
+        if parser.get_status_code() != 200:
+            raise RuntimeError(f"status {parser.get_status_code()}")
+    finally:
+        writer.close()
+    return exchange.answer
