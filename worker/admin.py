@@ -91,12 +91,13 @@ class Admin:
         """The open response is the lease."""
         await exchange.body()
         asked_at = time.monotonic()
-        async with exchange.while_connected(), self._leased():
-            waited_ms = round(1000 * (time.monotonic() - asked_at))
-            await exchange.start(200, NDJSON)
-            await exchange.write(msgspec.json.encode(Leased(waited_ms=waited_ms)) + b"\n")
-            # Until the holder disconnects, which ends the block.
-            await asyncio.Event().wait()
+        with exchange.while_connected():
+            async with self._leased():
+                waited_ms = round(1000 * (time.monotonic() - asked_at))
+                await exchange.start(200, NDJSON)
+                await exchange.write(msgspec.json.encode(Leased(waited_ms=waited_ms)) + b"\n")
+                # Until the holder disconnects, which ends the block.
+                await asyncio.Event().wait()
 
     @contextlib.asynccontextmanager
     async def _leased(self) -> AsyncIterator[Lease]:
@@ -116,10 +117,9 @@ class Admin:
         idle = asyncio.Event()
         self._admission.drain(idle.set)
         # Draining goes on if the asker leaves: what was begun is not taken back.
-        async with exchange.while_connected():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(asked.timeout_ms / 1000):
-                    await idle.wait()
+        with exchange.while_connected(), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(asked.timeout_ms / 1000):
+                await idle.wait()
         answer = Drained(
             drained=not self._admission.in_flight,
             in_flight=self._admission.in_flight,
@@ -133,7 +133,7 @@ class Admin:
     async def trim(self, exchange: Exchange) -> None:
         asked = decode(await exchange.body() or b"{}", TrimAsked)
         check_range(asked.bytes, "bytes", 0, float("inf"))
-        async with exchange.while_connected():
+        with exchange.while_connected():
             freed = await self._trim(asked.bytes)
         await exchange.answer(200, msgspec.json.encode(Trimmed(freed, self._read_memory())))
 
@@ -163,8 +163,9 @@ class Admin:
             raise AssertionError("a reply ends with Finished or an error")
 
         try:
-            async with exchange.while_connected(), self._leased() as lease, asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(item, lease)) for item in inputs]
+            with exchange.while_connected():
+                async with self._leased() as lease, asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(one(item, lease)) for item in inputs]
         except* PublicError as errors:
             raise _first(errors) from None
         body = MemoryCompleted(asked.stage, [task.result() for task in tasks])
@@ -173,7 +174,7 @@ class Admin:
     async def events(self, exchange: Exchange) -> None:
         subscription = self._feed.subscribe()
         try:
-            async with exchange.while_connected():
+            with exchange.while_connected():
                 await exchange.start(200, NDJSON)
                 said = self._read_memory()
                 await exchange.write(_lines([MemoryReading(time.monotonic(), said)]))

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shared import __version__
 from shared.errors import PublicError
+from shared.http_exchange import ClientGone
 from shared.http_server import HttpServer
 from shared.launch import LaunchRecord
 from shared.sockets import SocketPathError, bind_private, is_own_peer, unlink_quietly
 from shared.status import ExitCode, Failed, FailureKind, Memory, Progress, Ready, Status
 from worker.admin import Admin, loading
 from worker.api.chat import Chat
-from worker.api.exchange import ClientGoneError, Exchange
+from worker.api.exchange import Exchange
 from worker.api.models import Models
 from worker.completion import Completions
 from worker.engine.activity import Feed
@@ -45,16 +45,6 @@ KEEP_ALIVE_S: Final = 120.0
 STOP_GRACE_S: Final = 2.0
 """What open answers get after SIGTERM; the supervisor drains first and kills 3 s after the signal."""
 _HEARTBEAT_S: Final = 1.0
-
-
-class _OwnPeersOnly(HttpToolsProtocol):
-    """Closes connections of other users, if the socket's mode ever let one through."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if not is_own_peer(transport.get_extra_info("socket")):
-            log.warning("refused a connection of another user")
-            transport.abort()
 
 
 class App:
@@ -107,7 +97,7 @@ class App:
         except SocketPathError as error:
             return self._fail(FailureKind.SOCKET, str(error))
         self._bound(path)
-        server = HttpServer(self, [listener], keep_alive_s=KEEP_ALIVE_S, protocol=_OwnPeersOnly)
+        server = HttpServer(self, [listener], keep_alive_s=KEEP_ALIVE_S, accept=_is_ours)
         await server.start()
         try:
             return await self._serve(server)
@@ -246,7 +236,7 @@ class App:
         exchange = Exchange(scope, receive, send)
         try:
             await self._dispatch(exchange)
-        except ClientGoneError:
+        except ClientGone:
             log.debug("%s %s: the client went away", exchange.method, exchange.path)
         except PublicError as error:
             await exchange.fail(error)
@@ -273,6 +263,14 @@ class App:
                 headers=((b"allow", allow),),
             )
         await route(exchange)
+
+
+def _is_ours(connection: Any) -> bool:
+    """Whether to serve a connection: the socket's mode is the first wall, this the second."""
+    if is_own_peer(connection):
+        return True
+    log.warning("refused a connection of another user")
+    return False
 
 
 def _warm_batch(model: Model, record: LaunchRecord) -> Batch:

@@ -25,14 +25,13 @@ class Chat:
     async def __call__(self, exchange: Exchange) -> None:
         asked = decode(await exchange.body(), ChatAsked)
         request = to_request(asked)
-        async with (
-            exchange.while_connected(),
-            self._completions.open(request, prefix="chatcmpl", stream=bool(asked.stream)) as reply,
-        ):
-            if asked.stream:
-                await self._stream(exchange, reply, with_usage=asked.wants_usage)
-            else:
-                await self._whole(exchange, reply)
+        opened = self._completions.open(request, prefix="chatcmpl", stream=bool(asked.stream))
+        with exchange.while_connected():
+            async with opened as reply:
+                if asked.stream:
+                    await self._stream(exchange, reply, with_usage=asked.wants_usage)
+                else:
+                    await self._whole(exchange, reply)
 
     async def _whole(self, exchange: Exchange, reply: Reply) -> None:
         pieces: list[str] = []

@@ -1,12 +1,12 @@
 """One HTTP request and its answer, on raw ASGI."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from shared import sse
 from shared.errors import PublicError
+from shared.http_exchange import ClientGone, WhileConnected
+from shared.http_exchange import Exchange as Connection
 
 BODY_LIMIT_BYTES: Final = 256 * 2**20
 """A last wall; the supervisor's own limit is lower."""
@@ -14,16 +14,13 @@ BODY_LIMIT_BYTES: Final = 256 * 2**20
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class ClientGoneError(Exception):
-    """Raised inside `while_connected` when the client disconnected. Nobody is left to be told."""
-
-
 class Exchange:
-    """Wraps the ASGI triple. Sending to a client that is gone does nothing."""
+    """An answer in the making, of JSON or of events. Sending to a client that is gone does nothing."""
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self._connection = Connection.of(scope)
         self._receive = receive
         self._send = send
         self.started = False
@@ -32,7 +29,7 @@ class Exchange:
         self._body: bytes | None = None
 
     async def body(self, limit_bytes: int = BODY_LIMIT_BYTES) -> bytes:
-        """The whole body. Raises PublicError 413 over the limit, ClientGoneError if it never comes."""
+        """The whole body. Raises PublicError 413 over the limit, ClientGone if it never comes."""
         if self._body is None:
             pieces: list[bytes] = []
             size = 0
@@ -40,7 +37,7 @@ class Exchange:
             while more:
                 message = await self._receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientGoneError
+                    raise ClientGone
                 pieces.append(message.get("body", b""))
                 size += len(pieces[-1])
                 if size > limit_bytes:
@@ -49,34 +46,9 @@ class Exchange:
             self._body = b"".join(pieces)
         return self._body
 
-    @contextlib.asynccontextmanager
-    async def while_connected(self) -> AsyncIterator[None]:
-        """Run the block; when the client disconnects, stop it wherever it waits and raise ClientGoneError.
-
-        For after the body was read: before, a disconnect shows in reading it.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-        gone = False
-
-        async def watch() -> None:
-            nonlocal gone
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-            if not self.finished:
-                gone = True
-                task.cancel()
-
-        watcher = asyncio.create_task(watch())
-        try:
-            yield
-        except asyncio.CancelledError:
-            # The loop may want the task gone as well; then that goes first.
-            if gone and not task.uncancel():
-                raise ClientGoneError from None
-            raise
-        finally:
-            watcher.cancel()
+    def while_connected(self) -> WhileConnected:
+        """Run a block; when the client disconnects, stop it wherever it waits and raise ClientGone."""
+        return self._connection.while_connected()
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
