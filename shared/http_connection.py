@@ -170,9 +170,9 @@ class HttpConnection(asyncio.Protocol):
             raise
         except Exception:
             log.exception("the application failed on %s %s", exchange.scope["method"], exchange.scope["path"])
-            if exchange.started:
+            if exchange.started and not exchange.complete:
                 self.abort()
-            else:
+            elif not exchange.started:
                 error = PublicError(
                     500, "internal_error", "This is a fault of the server, not of the request."
                 )

@@ -37,7 +37,7 @@ async def send_answer(
     body: bytes,
 ) -> None:
     """A whole answer; the content length is added."""
-    head = [*headers, (b"content-length", b"%d" % len(body))]
+    head = list(headers) if status == 204 else [*headers, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
 

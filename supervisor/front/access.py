@@ -1,0 +1,163 @@
+"""Who may ask at all: the access policy of the public listener, checked before anything else of a request.
+
+A browser on this machine can be made to send requests here by any page it shows. What it can't be made to
+do is lie about where the page came from: the Host it resolved (DNS rebinding), the page's Origin, and
+Sec-Fetch-Site. Programs that are no browsers send a Host and nothing else of these.
+"""
+
+import ipaddress
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+from shared.errors import PublicError
+from supervisor.settings import ServerSettings
+
+Headers = Sequence[tuple[bytes, bytes]]
+Fields = dict[bytes, bytes]
+"""Headers by name in lower case."""
+
+_ONCE: Final = frozenset({b"host", b"origin", b"content-type", b"sec-fetch-site"})
+_SHOWN_CHARACTERS: Final = 80
+_WILDCARDS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  # compared, not bound
+_DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
+_PREFLIGHT_AGE_S: Final = 600
+
+
+def fields_of(headers: Headers) -> Fields:
+    """The headers by name. Raises PublicError, 400, when one that decides anything comes twice."""
+    fields = dict(headers)
+    if len(fields) != len(headers):
+        names = [name for name, _ in headers]
+        for name in _ONCE & fields.keys():
+            if names.count(name) > 1:
+                raise PublicError(
+                    400, "repeated_header", f"The header {name.decode()} must not be sent more than once."
+                )
+    return fields
+
+
+class Access:
+    """The policy of one listener."""
+
+    def __init__(self, server: ServerSettings) -> None:
+        self._hosts = {server.host.lower(), *(host.lower() for host in server.allowed_hosts)}
+        self._origins = {origin.lower() for origin in server.cors_origins}
+        # An address can't be rebound to another machine, only a name can. One who listens on every
+        # address of the machine can't list them.
+        self._any_address = server.host in _WILDCARDS
+
+    def check(self, method: str, fields: Fields) -> Headers:
+        """The headers that the answer must carry for the page that asked; none for anybody else.
+
+        Raises PublicError: 400 without a Host, 403 for one, or for a page, that may not ask.
+        """
+        host = fields.get(b"host", b"").decode("latin-1").lower()
+        if not host:
+            raise PublicError(400, "missing_host", "The request has no Host header.")
+        if not self._is_our_host(host):
+            raise PublicError(
+                403,
+                "host_not_allowed",
+                f"This server does not answer for the host {_shown(host)}; "
+                "allow it with server.allowed_hosts in config.toml.",
+            )
+        origin = fields.get(b"origin")
+        if origin is None:
+            if fields.get(b"sec-fetch-site") == b"cross-site" and not _is_navigation(method, fields):
+                raise PublicError(403, "cross_site", "Pages of other sites may not ask this server.")
+            return ()
+        name = origin.decode("latin-1").lower()
+        if name in self._origins:
+            return (
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", b"x-request-id, retry-after"),
+                (b"vary", b"origin"),
+            )
+        if _is_same(name, host):
+            return ()
+        raise PublicError(
+            403,
+            "origin_not_allowed",
+            f"Pages of {_shown(name)} may not ask this server; "
+            "allow them with server.cors_origins in config.toml.",
+        )
+
+    def _is_our_host(self, host: str) -> bool:
+        name = host_name(host)
+        if name is None:
+            return False
+        if name in self._hosts or _is_loopback(name):
+            return True
+        return self._any_address and _is_address(name)
+
+
+def preflight(fields: Fields, allow: str) -> Headers:
+    """The answer to a preflight request, beyond what `Access.check` gave: what the page may send."""
+    headers = [
+        (b"access-control-allow-methods", allow.encode()),
+        (b"access-control-max-age", b"%d" % _PREFLIGHT_AGE_S),
+    ]
+    if wanted := fields.get(b"access-control-request-headers"):
+        headers.append((b"access-control-allow-headers", wanted))
+    if fields.get(b"access-control-request-private-network") == b"true":
+        headers.append((b"access-control-allow-private-network", b"true"))
+    return headers
+
+
+def host_name(host: str) -> str | None:
+    """The name or address in a Host header, without port, brackets and the root's dot; None if it is none."""
+    if host.startswith("["):
+        name, bracket, port = host[1:].partition("]")
+        if not bracket or (port and not port.startswith(":")):
+            return None
+        port = port[1:]
+    else:
+        name, _, port = host.partition(":")
+        name = name.removesuffix(".")
+    return name if name and (not port or (port.isascii() and port.isdigit())) else None
+
+
+@lru_cache(maxsize=64)
+def _is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+@lru_cache(maxsize=64)
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_same(origin: str, host: str) -> bool:
+    """Whether the page came from the very host and port that it asks now.
+
+    The scheme is not compared: a proxy before us may have taken off TLS.
+    """
+    scheme, separator, place = origin.partition("://")
+    default = _DEFAULT_PORTS.get(scheme)
+    return bool(separator and default) and place.removesuffix(default or "") == host.removesuffix(
+        default or ""
+    )
+
+
+def _is_navigation(method: str, fields: Fields) -> bool:
+    """Whether somebody followed a link to here: it reads only, and the other page gets nothing of it."""
+    return (
+        method in ("GET", "HEAD")
+        and fields.get(b"sec-fetch-mode") == b"navigate"
+        and fields.get(b"sec-fetch-dest") == b"document"
+    )
+
+
+def _shown(name: str) -> str:
+    shown = "".join(letter if letter.isprintable() else "�" for letter in name[:_SHOWN_CHARACTERS])
+    return f"'{shown}{'…' if len(name) > _SHOWN_CHARACTERS else ''}'"

@@ -1,0 +1,125 @@
+"""The public listener's application: access, bodies, and who answers what.
+
+Raw ASGI, because every request for a model comes through here. What is not forwarded to a worker goes to the
+FastAPI application of `routes/`; paths are compared as they were sent, so there is one spelling of each.
+"""
+
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from shared.errors import Api, PublicError
+from shared.http_exchange import AsgiApp, ClientGone, Exchange, Message, send_answer, send_error
+from supervisor.catalog.catalog import Catalog
+from supervisor.front.access import Access, Fields, fields_of, preflight
+from supervisor.front.body import open_envelope, read_body
+from supervisor.relay import Forwarded, Slots, forward
+from supervisor.routes.health import health_of
+from supervisor.routes.parts import Residents
+from supervisor.routes.refusals import method_not_allowed, not_found
+from supervisor.settings import Settings
+
+FORWARDED: Final = frozenset({b"/v1/chat/completions"})
+"""Paths that workers answer, all by POST; the worker is asked for the very same path."""
+MAX_CONTROL_BODY_BYTES: Final = 1 << 20
+"""Bodies of requests that the supervisor itself answers."""
+
+
+class Workers(Slots, Residents, Protocol):
+    """The pool."""
+
+
+class Front:
+    """`routes` answers what no worker does."""
+
+    def __init__(self, *, settings: Settings, catalog: Catalog, pool: Workers, routes: AsgiApp) -> None:
+        self._access = Access(settings.server)
+        self._max_body_bytes = settings.server.max_body_bytes
+        self._catalog = catalog
+        self._pool = pool
+        self._routes = routes
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        api = Api.of_path(scope["path"])
+        try:
+            fields = fields_of(scope["headers"])
+            cors = self._access.check(scope["method"], fields)
+            if cors:
+                send = _Labelled(send, cors)
+            await self._serve(scope, fields, receive, send, api)
+        except ClientGone:
+            return
+        except PublicError as error:
+            await send_error(send, error, api)
+
+    async def _serve(self, scope: Any, fields: Fields, receive: Any, send: Any, api: Api) -> None:
+        path: bytes = scope["raw_path"]
+        if path in FORWARDED:
+            if scope["method"] != "POST":
+                if _is_preflight(scope["method"], fields):
+                    await send_answer(send, 204, preflight(fields, "POST"), b"")
+                    return
+                raise method_not_allowed("POST")
+            await self._forward(scope, fields, receive, send, api)
+            return
+        if path == b"/health":
+            await self._health(scope["method"], send)
+            return
+        # "//x" is left over where somebody glued two parts of an address together, "http://h/x" goes to a
+        # proxy: neither is another spelling of a path here.
+        if not path.startswith(b"/") or path.startswith(b"//"):
+            raise not_found()
+        if _is_preflight(scope["method"], fields):
+            await send_answer(send, 204, preflight(fields, "GET, POST, DELETE"), b"")
+            return
+        if b"content-length" in fields or b"transfer-encoding" in fields:
+            body = await read_body(receive, fields.get(b"content-length"), max_bytes=MAX_CONTROL_BODY_BYTES)
+            receive = _Replayed(body, receive)
+        await self._routes(scope, receive, send)
+
+    async def _health(self, method: str, send: Any) -> None:
+        """Answered here, so that it never waits for anything."""
+        if method not in ("GET", "HEAD"):
+            raise method_not_allowed("GET, HEAD")
+        body = msgspec.json.encode(health_of(self._pool.engine()))
+        await send_answer(send, 200, [(b"content-type", b"application/json")], body)
+
+    async def _forward(self, scope: Any, fields: Fields, receive: Any, send: Any, api: Api) -> None:
+        body = await read_body(receive, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
+        entry = self._catalog.resolve(open_envelope(body).model)
+        request = Forwarded(
+            Exchange.of(scope), send, entry, api, scope["method"], scope["raw_path"], fields, body
+        )
+        await forward(request, self._pool)
+
+
+class _Labelled:
+    """A `send` that adds headers to the answer."""
+
+    def __init__(self, send: Any, headers: Any) -> None:
+        self._send = send
+        self._headers = headers
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
+        await self._send(message)
+
+
+class _Replayed:
+    """A `receive` that gives a body which was read already."""
+
+    def __init__(self, body: bytes, receive: Any) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            rest: Message = await self._receive()
+            return rest
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+def _is_preflight(method: str, fields: Fields) -> bool:
+    return method == "OPTIONS" and b"origin" in fields and b"access-control-request-method" in fields

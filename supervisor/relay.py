@@ -1,0 +1,137 @@
+"""The forwarding path: a request to its model's worker, and the answer back, event by event as it comes.
+
+The request's head is always built anew from the few headers that a worker may know; its body goes on as
+it is. Back-pressure holds both ways: the worker waits while the client reads slowly.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, NamedTuple, Protocol
+
+from shared.errors import Api, PublicError
+from shared.http_exchange import Exchange
+from supervisor.catalog.catalog import ModelEntry
+from supervisor.workers.upstream import Upstream, UpstreamError, UpstreamResponse
+
+PASSED_ON: Final = (b"content-type", b"accept", b"x-request-id", b"traceparent", b"tracestate")
+"""Headers that a worker gets of a client. The others stay here: keys, hosts, who is said to have asked."""
+_HOP_BY_HOP: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+)
+_EVENT_END: Final = b"\n\n"
+_MAX_HELD_BYTES: Final = 64 * 1024
+"""An unfinished event is held back up to here, so that an error frame never lands in the middle of one."""
+
+
+class Slot(Protocol):
+    """See `supervisor.workers.pool.Slot`."""
+
+    @property
+    def upstream(self) -> Upstream: ...
+    @property
+    def generation(self) -> int: ...
+    async def failure(self) -> PublicError: ...
+
+
+class Slots(Protocol):
+    """Who gives out slots: the pool."""
+
+    def slot(self, entry: ModelEntry, *, after: int = 0) -> AbstractAsyncContextManager[Slot]: ...
+
+
+class Forwarded(NamedTuple):
+    """A request that goes to a worker. `send` is ASGI's, `fields` are the client's headers by name."""
+
+    exchange: Exchange
+    send: Callable[[Any], Awaitable[None]]
+    entry: ModelEntry
+    api: Api
+    method: str
+    target: bytes
+    fields: Mapping[bytes, bytes]
+    body: bytes
+
+
+async def forward(request: Forwarded, pool: Slots) -> None:
+    """Answer `request` by its model's worker.
+
+    A worker that dies before a byte of the answer went out is replaced once without the client's noticing.
+    Raises PublicError when nothing went out, and ClientGone when the client left, in whatever phase.
+    """
+    headers = [(name, request.fields[name]) for name in PASSED_ON if name in request.fields]
+    answer = _Answer(request)
+    failed = 0
+    with request.exchange.while_connected():
+        while True:
+            async with pool.slot(request.entry, after=failed) as slot:
+                try:
+                    async with await slot.upstream.request(
+                        request.method, request.target, headers, request.body
+                    ) as response:
+                        await answer.pass_on(response)
+                    return
+                except UpstreamError as error:
+                    if request.exchange.started:
+                        await answer.cut(await slot.failure())
+                        return
+                    if failed:
+                        raise await slot.failure() from error
+                    failed = slot.generation
+
+
+class _Answer:
+    """What the client gets: the worker's answer, or as much of it as there is and word of its end."""
+
+    def __init__(self, request: Forwarded) -> None:
+        self._send = request.send
+        self._exchange = request.exchange
+        self._api = request.api
+        self._is_events = False
+        self._in_event = False
+
+    async def pass_on(self, response: UpstreamResponse) -> None:
+        """Raises UpstreamError when the worker's answer is cut."""
+        headers = [header for header in response.headers if header[0] not in _HOP_BY_HOP]
+        start = {"type": "http.response.start", "status": response.status, "headers": headers}
+        kind = next((value for name, value in headers if name == b"content-type"), b"")
+        if kind.startswith(b"text/event-stream"):
+            self._is_events = True
+            await self._send(start)
+            rest = await self._pass_on_events(response)
+        else:
+            # With nothing sent yet, an answer that is cut at its start can still be asked for again.
+            first = await anext(response, b"")
+            await self._send(start)
+            await self._send({"type": "http.response.body", "body": first, "more_body": True})
+            async for chunk in response:
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+            rest = b""
+        await self._send({"type": "http.response.body", "body": rest, "more_body": False})
+
+    async def _pass_on_events(self, response: UpstreamResponse) -> bytes:
+        """Send whole events. Returns what is left at the end; raises UpstreamError."""
+        send = self._send
+        held = b""
+        async for chunk in response:
+            if held:
+                chunk, held = held + chunk, b""
+            if not chunk.endswith(_EVENT_END) and len(chunk) <= _MAX_HELD_BYTES:
+                end = chunk.rfind(_EVENT_END) + len(_EVENT_END)
+                if end < len(_EVENT_END):
+                    end = 0
+                chunk, held = chunk[:end], chunk[end:]
+                if not chunk:
+                    continue
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            self._in_event = not chunk.endswith(_EVENT_END)
+        return held
+
+    async def cut(self, error: PublicError) -> None:
+        """The worker failed in the middle: the client must not take what it has for all there is."""
+        if not self._is_events:
+            self._exchange.abort()
+            return
+        frame = error.frame(self._api)
+        if self._in_event:
+            frame = _EVENT_END + frame
+        await self._send({"type": "http.response.body", "body": frame, "more_body": False})

@@ -1,0 +1,30 @@
+"""The two FastAPI applications. Importing this takes most of a second: see `loading`."""
+
+from fastapi import FastAPI
+
+from supervisor.routes.control import control
+from supervisor.routes.discovery import discovery
+from supervisor.routes.parts import Parts
+from supervisor.routes.replies import answer_errors
+
+
+def build_public_app(parts: Parts) -> FastAPI:
+    """What the public listener answers by itself."""
+    app = _bare_app()
+    app.include_router(discovery(parts))
+    app.include_router(control(parts))
+    return app
+
+
+def build_control_app(parts: Parts) -> FastAPI:
+    """What the control socket answers."""
+    app = _bare_app()
+    app.include_router(control(parts))
+    return app
+
+
+def _bare_app() -> FastAPI:
+    # A description of the API for programs is a later matter; FastAPI's pages load scripts from elsewhere.
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    answer_errors(app)
+    return app

@@ -1,0 +1,131 @@
+"""The control surface under `/api/`: what the command line and the console see and do.
+
+Served on the control socket and on the public listener alike. GET never changes anything.
+"""
+
+import asyncio
+import os
+
+import msgspec
+from fastapi import APIRouter
+
+from shared import __version__
+from shared.errors import PublicError
+from supervisor.catalog.catalog import ModelEntry
+from supervisor.routes.parts import Parts
+from supervisor.routes.replies import READ, Json
+
+
+class Status(msgspec.Struct, frozen=True):
+    """`GET /api/status`. `started_at` is in seconds since 1970."""
+
+    version: str
+    pid: int
+    started_at: float
+    home: str
+    url: str
+    log: str
+
+
+class ModelView(msgspec.Struct, frozen=True):
+    """One model of `GET /api/models`, loadable or not."""
+
+    id: str
+    state: str | None
+    problem: str | None
+    architecture: str | None
+    context: int | None
+    weights_bytes: int
+    aliases: tuple[str, ...]
+    pin: bool
+
+
+class ModelViews(msgspec.Struct, frozen=True):
+    """`GET /api/models`."""
+
+    models: tuple[ModelView, ...]
+
+
+class ModelState(msgspec.Struct, frozen=True):
+    """A model after a load or an unload; null is not loaded."""
+
+    id: str
+    state: str | None
+
+
+class Refreshed(msgspec.Struct, frozen=True):
+    """`POST /api/catalog/refresh`: how many models there are."""
+
+    models: int
+
+
+class Stopping(msgspec.Struct, frozen=True):
+    """`POST /api/stop`: the stop has begun; its end is the end of the process."""
+
+    stopping: bool = True
+
+
+def control(parts: Parts) -> APIRouter:
+    """The routes of the control surface."""
+    router = APIRouter(prefix="/api", redirect_slashes=False)
+    scanning = asyncio.Lock()
+
+    def view(entry: ModelEntry) -> ModelView:
+        return ModelView(
+            id=entry.id,
+            state=parts.pool.state_of(entry.id),
+            problem=entry.problem,
+            architecture=entry.architecture,
+            context=entry.context,
+            weights_bytes=entry.weights_bytes,
+            aliases=entry.settings.aliases,
+            pin=entry.settings.pin,
+        )
+
+    @router.api_route("/status", methods=READ)
+    async def status() -> Json:
+        home = parts.home
+        log = str(home.logs / "supervisor.log")
+        return Json(
+            Status(__version__, os.getpid(), parts.started_at, str(home.path), parts.url, log),
+        )
+
+    @router.api_route("/engine", methods=READ)
+    async def engine() -> Json:
+        return Json(parts.pool.engine())
+
+    @router.api_route("/models", methods=READ)
+    async def models() -> Json:
+        return Json(ModelViews(tuple(view(entry) for entry in parts.catalog.entries())))
+
+    @router.post("/models/{name:path}/load")
+    async def load(name: str) -> Json:
+        entry = parts.catalog.resolve(name)
+        await parts.pool.load(entry)
+        return Json(ModelState(entry.id, parts.pool.state_of(entry.id)))
+
+    @router.post("/models/{name:path}/unload")
+    async def unload(name: str) -> Json:
+        model_id = name
+        try:
+            model_id = parts.catalog.resolve(name).id
+        except PublicError:
+            # Its folder may be gone while it is still loaded.
+            if parts.pool.state_of(name) is None:
+                raise
+        await parts.pool.unload(model_id)
+        return Json(ModelState(model_id, parts.pool.state_of(model_id)))
+
+    @router.post("/catalog/refresh")
+    async def refresh() -> Json:
+        # Disks may be slow. What is looked up meanwhile is what was there before.
+        async with scanning:
+            await asyncio.to_thread(parts.catalog.refresh)
+        return Json(Refreshed(len(parts.catalog.entries())))
+
+    @router.post("/stop", status_code=202)
+    async def stop() -> Json:
+        parts.stop()
+        return Json(Stopping(), 202)
+
+    return router

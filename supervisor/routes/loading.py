@@ -1,0 +1,61 @@
+"""Brings in the FastAPI applications while the supervisor already serves.
+
+They cost most of a second of imports, and a request for a model needs none of it. A request that does need
+them waits for the end of the imports.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from shared.http_exchange import ClientGone, Exchange
+from supervisor.routes.parts import Parts
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+
+class Routes:
+    """`public` and `control` are ASGI applications."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._loading: asyncio.Task[tuple[FastAPI, FastAPI]] | None = None
+
+    def load(self) -> None:
+        """Begin to import, in a thread. Idempotent."""
+        if self._loading is None:
+            self._loading = asyncio.get_running_loop().create_task(self._load())
+
+    async def _load(self) -> "tuple[FastAPI, FastAPI]":
+        apps = await asyncio.to_thread(_import)
+        return apps.build_public_app(self._parts), apps.build_control_app(self._parts)
+
+    async def public(self, scope: Any, receive: Any, send: Any) -> None:
+        """What the public listener answers by itself."""
+        await self._serve(0, scope, receive, send)
+
+    async def control(self, scope: Any, receive: Any, send: Any) -> None:
+        """What the control socket answers."""
+        await self._serve(1, scope, receive, send)
+
+    async def _serve(self, index: int, scope: Any, receive: Any, send: Any) -> None:
+        self.load()
+        assert self._loading is not None
+        if not self._loading.done():
+            try:
+                with Exchange.of(scope).while_connected():
+                    await asyncio.shield(self._loading)
+            except ClientGone:
+                return
+        await self._loading.result()[index](scope, receive, send)
+
+    async def close(self) -> None:
+        """Wait for a load that is under way: a thread that imports can't be stopped."""
+        if self._loading is not None:
+            await asyncio.wait([self._loading])
+
+
+def _import() -> Any:
+    from supervisor.routes import apps
+
+    return apps

@@ -1,0 +1,30 @@
+"""What the routes show and act on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from supervisor.catalog.catalog import Catalog, ModelEntry
+from supervisor.home import Home
+from supervisor.workers.view import EngineView
+
+
+class Residents(Protocol):
+    """The pool, as far as routes know it."""
+
+    def engine(self) -> EngineView: ...
+    def state_of(self, model_id: str) -> str | None: ...
+    async def load(self, entry: ModelEntry) -> None: ...
+    async def unload(self, model_id: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a running supervisor. `started_at` is in seconds since 1970; `stop` only asks."""
+
+    home: Home
+    catalog: Catalog
+    pool: Residents
+    url: str
+    started_at: float
+    stop: Callable[[], None]
