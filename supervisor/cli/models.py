@@ -77,7 +77,7 @@ def list_(home: HomeOption = None, json: JsonOption = False) -> None:
     rows = [
         (
             model["id"],
-            model["problem"] or model["state"] or "",
+            "broken" if model["problem"] else model["state"] or "",
             model["architecture"] or "-",
             format_size(model["weights_bytes"]),
             str(model["context"] or "-"),
@@ -93,6 +93,9 @@ def list_(home: HomeOption = None, json: JsonOption = False) -> None:
             "bad" if model["problem"] else _STYLES.get(model["state"] or "", "") for model in models["models"]
         ],
     )
+    for model in models["models"]:
+        if model["problem"]:
+            say(f"{model['id']}: {model['problem']}")
 
 
 def load(model: ModelArgument, home: HomeOption = None) -> None:
@@ -102,8 +105,8 @@ def load(model: ModelArgument, home: HomeOption = None) -> None:
     Example:
       mlx-supervisor load smollm2-135m
     """
-    supervisor_of(home).act(model, "load")
-    say(f"{model} is ready")
+    loaded = supervisor_of(home).act(model, "load")
+    say(f"{loaded['id']} is ready")
 
 
 def unload(model: ModelArgument, home: HomeOption = None) -> None:
@@ -113,5 +116,5 @@ def unload(model: ModelArgument, home: HomeOption = None) -> None:
     Example:
       mlx-supervisor unload smollm2-135m
     """
-    supervisor_of(home).act(model, "unload")
-    say(f"{model} is unloaded")
+    unloaded = supervisor_of(home).act(model, "unload")
+    say(f"{unloaded['id']} is unloaded")

@@ -79,7 +79,7 @@ def test_list_shows_every_model_and_its_state(service: Service) -> None:
 
 
 def test_load_by_alias_and_unload(service: Service) -> None:
-    said(service.cli("load", "gpt-4o-mini"))
+    assert said(service.cli("load", "gpt-4o-mini")) == "llama is ready\n"
     worker = service.worker("llama")
     assert worker is not None
     said(service.cli("unload", "gpt-4o-mini"))
