@@ -51,7 +51,9 @@ _HOLDERS_S: Final = 0.05
 class WorkerProcess:
     """A worker process. Made by `spawn`; `exited` always comes, and everything is cleaned up by then."""
 
-    def __init__(self, process: asyncio.subprocess.Process, pipes: "_Pipes", marker: str) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, command: tuple[str, ...], pipes: "_Pipes", marker: str
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._process = process
         self._marker = marker
@@ -61,6 +63,7 @@ class WorkerProcess:
         self._cause: str | None = None
         self._family: list[psutil.Process] = []
         self.pid = process.pid
+        self.command = command
         self.created_s = _created(process.pid)
         """When the OS started it, seconds since 1970: with the pid this names one process for ever."""
         self.state: State = "spare"
@@ -84,11 +87,10 @@ class WorkerProcess:
         """Start `command` in our own process group; it waits for its record. Raises OSError."""
         marker = secrets.token_hex(8)
         pipes = _Pipes()
+        whole = (*command, STATUS_FD_ARGUMENT, str(pipes.child_status))
         try:
             process = await asyncio.create_subprocess_exec(
-                *command,
-                STATUS_FD_ARGUMENT,
-                str(pipes.child_status),
+                *whole,
                 stdin=pipes.child_stdin,
                 stdout=pipes.child_stdout,
                 stderr=pipes.child_stderr,
@@ -100,7 +102,7 @@ class WorkerProcess:
             raise
         finally:
             pipes.close_childs()
-        return cls(process, pipes, marker)
+        return cls(process, whole, pipes, marker)
 
     @property
     def last_lines(self) -> tuple[str, ...]:

@@ -237,6 +237,7 @@ class Residency:
         model = self._models[model_id]
         model.phase = "ready"
         model.leased = True
+        model.leaving = model.leaving or self._closing
         return self._settle()
 
     def lease(self, model_id: str, *, held: bool) -> list[Action]:
@@ -264,6 +265,8 @@ class Residency:
             case "ready" if not model.leaving:
                 model.leaving = True
                 return [Drain(model_id), *self._settle()]
+            case "stopping":
+                model.leaving = True  # in case that it is kept
             case _:
                 pass
         return self._settle()

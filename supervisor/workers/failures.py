@@ -1,0 +1,79 @@
+"""What a client is told when no worker can answer it: a sentence that says what happened and what to do."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from shared.errors import PublicError
+from supervisor.workers.exits import Exit
+
+_PATH: Final = re.compile(r"(?<![\w.])~?(?:/[^\s/'\":,;()]+)*/([^\s/'\":,;()]+)/?")
+_LINES: Final = 3
+_LONGEST: Final = 300
+
+
+def unavailable(model_id: str, state: str, ended: Exit | None) -> PublicError:
+    """502: the worker died, or does not answer, while it had the request."""
+    if ended is None:
+        return _unavailable(f"Model {model_id!r} does not answer (state: {state}); try again.")
+    return _unavailable(
+        f"Model {model_id!r} stopped working: {ended.describe()}. State now: {state}; try again."
+        + last_words(ended.last_lines, lines=1)
+    )
+
+
+def failed(model_id: str, reason: str, lines: Sequence[str]) -> PublicError:
+    """502: the model's load failed, and it is not tried again by itself."""
+    return _unavailable(
+        f"Model {model_id!r} can't be loaded: {reason}. It is not tried again until someone loads it "
+        f"(mlx-supervisor load {model_id}) or its settings change." + last_words(lines)
+    )
+
+
+def broken(model_id: str, problem: str) -> PublicError:
+    """502: something is wrong with the model's files, so that no load is tried."""
+    return _unavailable(f"Model {model_id!r} can't be loaded: {public(problem)}.")
+
+
+def queue_full(model_id: str, limit: int, retry_after_s: float) -> PublicError:
+    """429: as many requests as its settings allow run or wait already."""
+    return PublicError(
+        429,
+        "queue_full",
+        f"Model {model_id!r} has {limit} requests running or waiting, which is its limit; try again later.",
+        retry_after_s=retry_after_s,
+    )
+
+
+def no_place(model_id: str, places: int) -> PublicError:
+    """507: pinned models hold every place, and they never leave by themselves."""
+    return PublicError(
+        507,
+        "does_not_fit",
+        f"Model {model_id!r} can't be loaded: pinned models hold all {places} places. Unload one, "
+        "or raise memory.max_resident.",
+    )
+
+
+def stopping() -> PublicError:
+    """503: the supervisor is ending."""
+    return PublicError(503, "stopping", "The server is stopping; try again later.", retry_after_s=10)
+
+
+def last_words(stderr: Sequence[str], *, lines: int = _LINES) -> str:
+    """` Last log lines: ...` for an error body, without tracebacks and folders; empty if it said nothing."""
+    # The indented lines of a traceback quote our source; the line after them says what it was.
+    telling = [line for line in stderr if not line.startswith((" ", "Traceback ", "During handling"))]
+    if not telling:
+        return ""
+    shown = " | ".join(public(line.strip())[:_LONGEST] for line in telling[-lines:])
+    return f" Last log line{'s' if lines > 1 else ''}: {shown}"
+
+
+def public(text: str) -> str:
+    """`text` with folders taken out of its paths: they say more about this machine than anyone needs."""
+    return _PATH.sub(r"\1", text)
+
+
+def _unavailable(message: str) -> PublicError:
+    return PublicError(502, "engine_unavailable", message, retry_after_s=1)

@@ -1,0 +1,369 @@
+"""Carries out what the residency policy decides: the workers of all models, and who waits for them.
+
+One event loop owns everything in here. What happens goes into the policy as an event, what it answers
+is done at once; nothing waits in between, so nothing needs a lock.
+"""
+
+import asyncio
+import itertools
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from shared import __version__
+from shared.errors import PublicError
+from supervisor.catalog.catalog import Catalog, ModelEntry
+from supervisor.home import Home
+from supervisor.settings import Settings
+from supervisor.telemetry.events import Events
+from supervisor.workers import failures
+from supervisor.workers.keeper import Keeper
+from supervisor.workers.launcher import Launcher
+from supervisor.workers.ledger import Ledger, sweep
+from supervisor.workers.residency import Action, Admit, Drain, Refuse, Residency, Spawn, Stop, Traits, Why
+from supervisor.workers.slots import Slot, SlotRequest
+from supervisor.workers.sockets import SocketFiles
+from supervisor.workers.view import EngineView, SpareView, SupervisorView, WorkerView
+from supervisor.workers.watch import drop, first
+
+_LONGEST_TIMER_S: Final = 86_400.0
+_UNKILLABLE_S: Final = 2.0
+"""Past every grace: how long a process may take to die of SIGKILL before we end without it."""
+
+
+class Pool:
+    """Every model's worker. May be made outside of the event loop, but lives in one."""
+
+    def __init__(
+        self,
+        *,
+        home: Home,
+        settings: Settings,
+        catalog: Catalog,
+        events: Events,
+        worker_command: Sequence[str] = (sys.executable, "-m", "worker"),
+    ) -> None:
+        self._home = home
+        self._settings = settings
+        self._catalog = catalog
+        self._events = events
+        self._started_at = time.time()
+        self._workers_file = home.lock_file.with_name("workers.json")
+        self._sockets = SocketFiles(home, events)
+        self._launcher = Launcher(
+            worker_command, Ledger(self._workers_file), events, keep_spare=settings.memory.spare
+        )
+        self._residency = Residency(settings.memory.max_resident)
+        self._keepers: dict[str, Keeper] = {}
+        self._entries: dict[str, ModelEntry] = {}
+        """What was asked for last under each id: what the next spawn loads."""
+        self._numbers = itertools.count(1)
+        self._waiters: dict[int, asyncio.Future[Slot]] = {}
+        self._todo: deque[Action] = deque()
+        self._doing = False
+        self._tick: asyncio.TimerHandle | None = None
+        self._begun = asyncio.Event()
+        self._preloads: set[asyncio.Task[None]] = set()
+        self._stopping: asyncio.Task[None] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline_s = math.inf
+        self._give_up = asyncio.Event()
+
+    # What the rest of the supervisor asks for.
+
+    async def start(self) -> None:
+        """End what a supervisor that was killed left, then start the spare or what is to be preloaded."""
+        killed = await asyncio.to_thread(sweep, self._workers_file)
+        if killed:
+            self._events.emit("orphans.killed", level="warning", count=killed)
+        self._sockets.clear_stale()
+        self._begun.set()
+        if self._stopping is not None:
+            return
+        wanted = [entry for entry in self._catalog.entries() if entry.settings.preload]
+        places = self._settings.memory.max_resident
+        for entry in wanted[places:]:
+            self._events.emit("preload.no_place", level="warning", model=entry.id, places=places)
+        for entry in wanted[:places]:
+            task = self._loop.create_task(self._preload(entry), name=f"preload of {entry.id}")
+            self._preloads.add(task)
+            task.add_done_callback(self._preloads.discard)
+        if not wanted:
+            self._launcher.replenish()
+
+    def slot(self, entry: ModelEntry, *, after: int = 0) -> AbstractAsyncContextManager[Slot]:
+        """Wait for a ready worker and hold a slot of it; see `Slot`.
+
+        `after` is the generation that has just failed the request: it is not given again unless it
+        proves to be healthy. Raises PublicError: 429, 502, 503 or 507.
+        """
+        return SlotRequest(self, entry, after)
+
+    async def load(self, entry: ModelEntry) -> None:
+        """Load the model by hand, also one that has failed. Raises PublicError when it can't be."""
+        number, _ = await self.enter(entry, by_hand=True)
+        self.leave(number)
+
+    async def unload(self, model_id: str) -> None:
+        """End the model's worker when it has finished what it was given; returns when it is gone."""
+        keeper = self._keepers.get(model_id)
+        if keeper is None:
+            return
+        if keeper.state == "failed":
+            keeper.stop("unloaded")
+            keeper.forget_deaths()
+        self._do(self._residency.unload(model_id))
+        await keeper.ended()
+
+    def state_of(self, model_id: str) -> str | None:
+        """The state of the model's worker; None when it has none."""
+        keeper = self._keepers.get(model_id)
+        return None if keeper is None or keeper.state == "gone" else keeper.state
+
+    def engine(self) -> EngineView:
+        """Every worker as last known; asks nobody."""
+        now = self._loop.time()
+        spare = self._launcher.spare
+        return EngineView(
+            supervisor=SupervisorView(__version__, os.getpid(), self._started_at, str(self._home.path)),
+            workers=tuple(
+                self._view(keeper, now) for keeper in self._keepers.values() if keeper.state != "gone"
+            ),
+            spare=SpareView(spare.pid) if spare is not None else None,
+            waiting=tuple(self._residency.waiting(now)),
+        )
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Refuse what is new and what waits; give answers in flight `grace_s`; end every process.
+
+        Returns when all are reaped. A second call with a smaller grace cuts the first short.
+        """
+        deadline_s = self._loop.time() + grace_s
+        if deadline_s < self._deadline_s:
+            self._deadline_s = deadline_s
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self._deadline = self._loop.call_at(deadline_s, self._hurry)
+        if self._stopping is None:
+            self._stopping = self._loop.create_task(self._shut_down(), name="end of the pool")
+        await asyncio.shield(self._stopping)
+
+    # What slots ask for.
+
+    async def enter(self, entry: ModelEntry, *, after: int = 0, by_hand: bool = False) -> tuple[int, Slot]:
+        """Wait for a slot; `leave` must be called with its number. Raises PublicError."""
+        if entry.problem is not None:
+            raise failures.broken(entry.id, entry.problem)
+        if not self._begun.is_set():
+            await self._begun.wait()
+        keeper = self._keeper(entry.id)
+        if after:
+            await keeper.settled(after)
+        if keeper.state == "failed" and (by_hand or entry != keeper.entry):
+            keeper.forget_deaths()
+            self._residency.forget_failure(entry.id)
+        self._entries[entry.id] = entry
+        number = next(self._numbers)
+        waiter: asyncio.Future[Slot] = self._loop.create_future()
+        self._waiters[number] = waiter
+        self._do(
+            self._residency.arrived(
+                number, _traits(entry), self._loop.time(), by_hand=by_hand, again=after > 0
+            )
+        )
+        try:
+            return number, await waiter
+        except asyncio.CancelledError:
+            # It may have been admitted or refused in this very moment.
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()
+            self._waiters.pop(number, None)
+            self.leave(number)
+            raise
+
+    def leave(self, number: int) -> None:
+        """The request with this number is over."""
+        self._do(self._residency.left(number, self._loop.time()))
+
+    # What keepers tell.
+
+    def on_ready(self, keeper: Keeper) -> None:
+        self._do(self._residency.ready(keeper.id, self._loop.time()))
+        self._replenish(encouraged=True)
+
+    def on_restarting(self, keeper: Keeper) -> None:
+        self._do(self._residency.restarting(keeper.id))
+
+    def on_failed(self, keeper: Keeper) -> None:
+        self._do(self._residency.failed(keeper.id))
+        self._replenish()
+
+    def on_gone(self, keeper: Keeper) -> None:
+        self._do(self._residency.gone(keeper.id))
+        self._replenish()
+
+    def on_kept(self, keeper: Keeper) -> None:
+        self._do(self._residency.kept(keeper.id))
+
+    def on_lease(self, keeper: Keeper, *, held: bool) -> None:
+        self._do(self._residency.lease(keeper.id, held=held))
+
+    def is_busy(self, model_id: str) -> bool:
+        return self._residency.in_flight(model_id) > 0 or self._residency.queued(model_id) > 0
+
+    def is_awaited(self, model_id: str) -> bool:
+        return self._residency.queued(model_id) > 0
+
+    # How it is done.
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        """Carry out `actions`, and those that they lead to, in order."""
+        self._todo.extend(actions)
+        if self._doing:
+            return
+        self._doing = True
+        try:
+            while self._todo:
+                self._carry_out(self._todo.popleft())
+        finally:
+            self._doing = False
+        self._plan_tick()
+
+    def _carry_out(self, action: Action) -> None:
+        keeper = self._keeper(action.model)
+        match action:
+            case Admit(number, _):
+                waiter = self._waiters.pop(number, None)
+                assert keeper.life is not None
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(Slot(keeper, keeper.life))
+                keeper.touch()
+            case Refuse(number, _, why):
+                waiter = self._waiters.pop(number, None)
+                if waiter is not None and not waiter.done():
+                    waiter.set_exception(self._refusal(keeper, why))
+            case Spawn():
+                keeper.start(self._entries[action.model])
+            case Drain():
+                keeper.drain()
+            case Stop(_, reason):
+                keeper.stop(reason)
+
+    def _refusal(self, keeper: Keeper, why: Why) -> PublicError:
+        entry = self._entries[keeper.id]
+        match why:
+            case Why.QUEUE_FULL:
+                loads = self._residency.phase(keeper.id) != "ready"
+                limit = _traits(entry).limit
+                return failures.queue_full(keeper.id, limit, retry_after_s=5 if loads else 1)
+            case Why.FAILED:
+                failure = keeper.failure
+                assert failure is not None
+                return failures.failed(keeper.id, failure.reason, failure.last_lines)
+            case Why.NO_PLACE:
+                return failures.no_place(keeper.id, self._settings.memory.max_resident)
+            case Why.STOPPING:
+                return failures.stopping()
+
+    def _keeper(self, model_id: str) -> Keeper:
+        keeper = self._keepers.get(model_id)
+        if keeper is None:
+            keeper = self._keepers[model_id] = Keeper(
+                model_id,
+                home=self._home,
+                settings=self._settings.watch,
+                launcher=self._launcher,
+                sockets=self._sockets,
+                events=self._events,
+                owner=self,
+            )
+        return keeper
+
+    def _view(self, keeper: Keeper, now: float) -> WorkerView:
+        life = keeper.life
+        used_s = self._residency.used_s(keeper.id)
+        return WorkerView(
+            id=keeper.id,
+            state=keeper.state,
+            pid=life.process.pid if life else None,
+            socket=str(life.process.socket) if life else None,
+            generation=keeper.generation,
+            restarts=keeper.restarts,
+            last_exit=keeper.last_exit,
+            in_flight=self._residency.in_flight(keeper.id),
+            queued=self._residency.queued(keeper.id),
+            leases=keeper.leases,
+            memory=keeper.memory,
+            footprint_bytes=keeper.memory.footprint_bytes if keeper.memory else 0,
+            idle_s=None if used_s is None else round(now - used_s, 3),
+        )
+
+    def _replenish(self, *, encouraged: bool = False) -> None:
+        """A spare, but not while a model loads: they would fight for the processor."""
+        if not any(keeper.state in ("starting", "restarting") for keeper in self._keepers.values()):
+            self._launcher.replenish(encouraged=encouraged)
+
+    def _plan_tick(self) -> None:
+        due_s = self._residency.next_tick()
+        if due_s is None or (self._tick is not None and self._tick.when() <= due_s):
+            return
+        if self._tick is not None:
+            self._tick.cancel()
+        self._tick = self._loop.call_at(min(due_s, self._loop.time() + _LONGEST_TIMER_S), self._on_tick)
+
+    def _on_tick(self) -> None:
+        self._tick = None
+        self._do(self._residency.tick(self._loop.time()))
+
+    async def _preload(self, entry: ModelEntry) -> None:
+        try:
+            await self.load(entry)
+        except PublicError as error:
+            self._events.emit("preload.failed", level="warning", model=entry.id, reason=error.message)
+
+    def _hurry(self) -> None:
+        for keeper in self._keepers.values():
+            keeper.stop("stopping")
+            keeper.hurry()
+        # SIGKILL is certain but for a process stuck in the kernel, which must not keep us from ending.
+        patience_s = self._settings.watch.kill_grace_s + _UNKILLABLE_S
+        self._deadline = self._loop.call_later(patience_s, self._give_up.set)
+
+    async def _shut_down(self) -> None:
+        self._begun.set()
+        self._do(self._residency.shutdown())
+        ends = asyncio.gather(
+            self._launcher.stop(grace_s=self._settings.watch.kill_grace_s),
+            *(keeper.ended() for keeper in self._keepers.values()),
+            *self._preloads,
+        )
+        given_up = self._loop.create_task(self._give_up.wait())
+        await first({ends, given_up}, None)
+        if not ends.done():
+            self._events.emit("workers.unkillable", level="error")
+        await drop(ends)
+        await drop(given_up)
+        if self._tick is not None:
+            self._tick.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+
+def _traits(entry: ModelEntry) -> Traits:
+    settings = entry.settings
+    return Traits(
+        id=entry.id,
+        max_concurrency=settings.max_concurrency,
+        queue=settings.queue,
+        idle_unload_s=settings.idle_unload_s,
+        pinned=settings.pin,
+    )
