@@ -184,7 +184,7 @@ async def test_a_pipelined_request_does_not_hide_the_disconnect() -> None:
         wire.request("/wait")
         wire.request("/next")
         await app.entered.wait()
-        wire.abort()
+        wire.reset()
         await asyncio.wait_for(app.left.wait(), 5)
         assert (app.gone, app.calls) == (1, 1)
 
@@ -435,7 +435,7 @@ async def test_pipelining_without_end_is_not_a_slow_head() -> None:
 
 
 @pytest.mark.parametrize("path", ["/wait", "/receive", "/stream"])
-@pytest.mark.parametrize("how", ["close", "abort"])
+@pytest.mark.parametrize("how", ["close", "reset"])
 async def test_a_client_that_leaves_is_noticed_at_once(path: str, how: str) -> None:
     async with serving() as (app, address, server):
         wire = await Wire.open(address)
@@ -445,7 +445,7 @@ async def test_a_client_that_leaves_is_noticed_at_once(path: str, how: str) -> N
             await wire.reader.readuntil(b"data: 1")
         await asyncio.sleep(0.02)
         start = asyncio.get_running_loop().time()
-        wire.close() if how == "close" else wire.abort()
+        wire.close() if how == "close" else wire.reset()
         await asyncio.wait_for(app.left.wait(), 5)
         assert app.gone == 1
         assert asyncio.get_running_loop().time() - start < 0.2
@@ -489,7 +489,7 @@ async def test_a_reader_that_stalls_costs_little() -> None:
             before = app.sent_bytes
             await asyncio.sleep(0.1)
         assert 0 < app.sent_bytes < 16 * 2**20  # what the kernel holds for loopback, and our 64 KiB
-        wire.abort()
+        wire.reset()
         await asyncio.wait_for(app.left.wait(), 5)
         assert app.gone == 1
 
@@ -505,7 +505,7 @@ async def test_a_thousand_disconnects_leave_nothing() -> None:
                 while app.calls < before + 25:  # noqa: ASYNC110  # as above
                     await asyncio.sleep(0.001)
             for wire in wires:
-                wire.abort()
+                wire.reset()
         await nobody_left(server)
         assert app.gone == 1000
 
