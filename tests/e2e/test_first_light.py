@@ -1,0 +1,212 @@
+"""Two real models behind one port, as the README promises: curl-like requests, the official SDK, kills."""
+
+import contextlib
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.fixtures import starter, tiny
+from tests.fixtures.harness import Service, wait_until
+from tests.fixtures.models import models_config
+
+STARTER = "smollm2-135m"
+FRANCE = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    base = tmp_path_factory.mktemp("first-light")
+    config = models_config(**{STARTER: starter.folder(), "tiny": tiny.make(base / "tiny")})
+    with Service(base / "home", config=config) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def sdk(service: Service) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def content(stream: Any) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+
+
+@pytest.mark.timeout(120)
+def test_the_starter_knows_the_capital_of_france(sdk: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": FRANCE}]
+    answer = sdk.chat.completions.create(model=STARTER, messages=messages, temperature=0, max_tokens=24)
+    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.model == STARTER
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    stream = sdk.chat.completions.create(
+        model=STARTER,
+        messages=messages,
+        temperature=0,
+        max_tokens=24,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert content(chunks) == answer.choices[0].message.content
+    assert chunks[-1].usage == answer.usage and not chunks[-1].choices
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+@pytest.mark.timeout(120)
+def test_two_models_are_two_processes_on_private_sockets(service: Service) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        answers = list(threads.map(service.chat, (STARTER, "tiny")))
+    assert [answer.status_code for answer in answers] == [200, 200]
+    workers = [service.worker(STARTER), service.worker("tiny")]
+    pids = {worker["pid"] for worker in workers if worker}
+    assert len(pids) == 2 and service.pid not in pids
+    for worker in workers:
+        assert worker is not None and worker["state"] == "ready"
+        path = Path(worker["socket"])
+        assert stat.filemode(path.stat().st_mode) == "srw-------"
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    listed = {card["id"] for card in service.client.get("/v1/models").json()["data"]}
+    assert listed == {STARTER, "tiny"}
+
+
+@pytest.mark.timeout(120)
+def test_the_first_model_goes_on_while_a_second_is_started(service: Service) -> None:
+    service.client.post("/api/models/tiny/unload").raise_for_status()
+    with service.stream(STARTER, "Count to one hundred.", max_tokens=60, temperature=0) as stream:
+        next(stream)
+        assert service.chat("tiny").status_code == 200
+        assert list(stream)[-1] == "[DONE]"
+
+
+@pytest.mark.timeout(120)
+def test_kill_9_of_a_real_worker_mid_stream(service: Service) -> None:
+    """Fault 1 with the real worker: an error event, no clean end, and the model comes back."""
+    service.chat("tiny"), service.chat(STARTER)
+    victim = service.worker(STARTER)
+    assert victim is not None
+    with service.stream(STARTER, "Write a long story.", max_tokens=500) as stream:
+        next(stream), next(stream)
+        os.kill(victim["pid"], signal.SIGKILL)
+        killed_at = time.monotonic()
+        *_, last = stream
+        assert time.monotonic() - killed_at < 1.0
+    assert isinstance(last, dict) and last["error"]["code"] == "engine_unavailable"
+    assert service.chat("tiny").status_code == 200
+    assert service.chat(STARTER).status_code == 200
+    assert service.client.get("/health").status_code == 200
+
+
+@pytest.mark.timeout(120)
+def test_a_disconnect_stops_the_generation(service: Service) -> None:
+    """Fault 25 with the real worker: streaming, not streaming, and during a long prefill."""
+    service.chat(STARTER)
+    story = "Once upon a time there was a river. " * 100
+    for fields in ({"stream": True, "max_tokens": 2000}, {"max_tokens": 2000}):
+        for text in ("Count to two thousand.", story):
+            with contextlib.suppress(httpx.TimeoutException):
+                service.client.post(
+                    "/v1/chat/completions",
+                    json={"model": STARTER, "messages": [{"role": "user", "content": text}], **fields},
+                    timeout=0.4,
+                )
+    wait_until(lambda: service.worker(STARTER)["in_flight"] == 0, 5, "a row is held")  # type: ignore[index]
+
+
+@pytest.mark.timeout(120)
+def test_equal_seeds_give_equal_text_and_no_seed_does_not(service: Service) -> None:
+    """Fault 42: alone or in a batch, and two unseeded requests at the same instant differ."""
+
+    def sample(seed: int | None) -> str:
+        fields = {} if seed is None else {"seed": seed}
+        answer = service.chat(STARTER, "Tell me a story.", temperature=1.0, max_tokens=16, **fields)
+        text: str = answer.json()["choices"][0]["message"]["content"]
+        return text
+
+    alone = sample(7)
+    with ThreadPoolExecutor(5) as threads:
+        first, second, *rest = list(threads.map(sample, (7, 7, None, None, None)))
+    assert alone == first == second
+    assert len(set(rest)) == 3
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": "hello"}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -5}, "max_tokens"),
+    ({"max_tokens": "many"}, "max_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"stream": "yes"}, "stream"),
+    ({"model": 5}, "model"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD, ids=[f"{f}" for f, _ in BAD])
+def test_bad_input_is_a_400_that_names_the_field(
+    service: Service, fields: dict[str, Any], param: str
+) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], **fields}
+    answer = service.client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error" and error["param"] == param
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"model": "tiny", "messages": NaN}'],
+    ids=["empty", "cut", "array", "null", "not-utf8", "deep", "nan"],
+)
+def test_a_body_that_is_not_json_is_a_400(service: Service, raw: bytes) -> None:
+    answer = service.client.post(
+        "/v1/chat/completions", content=raw, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_an_unknown_model_is_a_404_with_near_names(service: Service) -> None:
+    answer = service.chat("smolm2-135m")
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert error["code"] == "model_not_found" and STARTER in error["message"]
+
+
+def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(service: Service) -> None:
+    answer = service.chat("tiny", "word " * 20_000)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    window = service.client.get("/v1/models/tiny").json()["context_window"]
+    assert str(window) in error["message"]
+
+
+@pytest.mark.timeout(120)
+def test_kill_9_of_the_supervisor_ends_real_workers_also_while_they_compute(tmp_path: Path) -> None:
+    """Fault 3: no worker alive 2 s later, also one that is inside a long native call."""
+    with Service(tmp_path / "home", config=models_config(**{STARTER: starter.folder()})) as service:
+        with contextlib.suppress(httpx.TransportError), service.stream(STARTER, "x " * 1500) as stream:
+            worker = psutil.Process(service.worker(STARTER)["pid"])  # type: ignore[index]
+            wait_until(lambda: worker.cpu_percent(0.1) > 50, 20, "the prefill runs")
+            service.kill()
+            wait_until(lambda: not service.processes(), 2.0, "a worker outlived its supervisor")
+            list(stream)
+        service.start()
+        assert service.chat(STARTER, FRANCE, temperature=0).status_code == 200
