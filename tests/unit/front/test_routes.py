@@ -1,0 +1,146 @@
+"""What the supervisor answers by itself, on the public listener and on the control socket."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.wire import connected
+from tests.unit.front.doubles import says_ok, supervised
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fastapi_is_loaded() -> None:
+    """Its imports would count as the first test's time."""
+    from supervisor.routes import apps  # noqa: F401
+
+
+def get(body: bytes) -> Any:
+    return json.loads(body)
+
+
+async def test_what_is_served(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        service = get((await wire.ask("/v1")).body)
+        assert service["name"] == "mlx-supervisor"
+        assert "POST /v1/chat/completions" in service["routes"]
+
+
+async def test_models_in_openai_shape(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        here.pool.states = {"fake": "starting", "org/fake": "failed"}
+        cards = {name: get((await wire.ask(f"/v1/models/{name}")).body) for name in ("alias", "org/fake")}
+        assert cards["alias"]["id"] == "fake"
+        assert (cards["alias"]["resident"], cards["alias"]["loading"]) == (True, True)
+        assert (cards["org/fake"]["resident"], cards["org/fake"]["state"]) == (False, "failed")
+        for card in cards.values():
+            assert card["object"] == "model"
+            assert isinstance(card["created"], int)
+            assert card["owned_by"] == "mlx-supervisor"
+        listed = get((await wire.ask("/v1/models")).body)
+        assert listed["object"] == "list"
+        # These folders hold no model: what can't be loaded is not offered.
+        assert listed["data"] == []
+
+
+async def test_an_unknown_model(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        for name in ("nobody", "..", "%2e%2e/%2e%2e/etc/passwd", "a%00b"):
+            answer = await wire.ask(f"/v1/models/{name}")
+            assert (answer.status, get(answer.body)["error"]["code"]) == (404, "model_not_found"), name
+
+
+async def test_engine_is_the_same_in_both_places(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        here.pool.states = {"fake": "ready"}
+        public, control = await wire.ask("/engine"), await wire.ask("/api/engine")
+        assert public.body == control.body
+        assert get(public.body)["workers"][0]["id"] == "fake"
+        assert public.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("place", ["public", "control"])
+async def test_the_control_surface(tmp_path: Path, place: str) -> None:
+    async with supervised(tmp_path, says_ok) as here:
+        address: Any = here.address if place == "public" else here.control
+        async with connected(address) as wire:
+            status = get((await wire.ask("/api/status")).body)
+            assert status["home"] == str(tmp_path / "home")
+            assert status["log"] == str(tmp_path / "home" / "logs" / "supervisor.log")
+            assert set(status) == {"version", "pid", "started_at", "home", "url", "log"}
+            models = get((await wire.ask("/api/models")).body)["models"]
+            assert [model["id"] for model in models] == ["fake", "org/fake"]
+            assert models[0]["problem"]
+            assert models[0]["aliases"] == ["alias"]
+            answer = await wire.ask("/api/models/org/fake/load", method="POST")
+            assert (answer.status, get(answer.body)) == (200, {"id": "org/fake", "state": "ready"})
+            assert here.pool.loaded == ["org/fake"]
+            answer = await wire.ask("/api/models/org/fake/unload", method="POST")
+            assert (answer.status, get(answer.body)) == (200, {"id": "org/fake", "state": None})
+            assert (await wire.ask("/api/models/nobody/load", method="POST")).status == 404
+            assert (await wire.ask("/api/models/nobody/unload", method="POST")).status == 404
+            assert get((await wire.ask("/api/catalog/refresh", method="POST")).body) == {"models": 2}
+            answer = await wire.ask("/api/stop", b"{}")
+            assert answer.status == 202
+            assert here.stopped.is_set()
+
+
+async def test_a_model_that_left_the_disk_can_still_be_unloaded(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.control) as wire:
+        here.pool.states = {"gone": "ready"}
+        assert (await wire.ask("/api/models/gone/unload", method="POST")).status == 200
+        assert here.pool.states == {}
+
+
+async def test_the_control_socket_asks_for_no_host(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.control) as wire:
+        assert (await wire.ask("/api/status", headers=())).status == 200
+        assert (await wire.ask("/v1/chat/completions", b"{}")).status == 404
+        assert (await wire.ask("/admin/health")).status == 404
+
+
+@pytest.mark.parametrize("target", ["/v1", "/v1/models", "/engine", "/api/status", "/api/models", "/health"])
+async def test_head_is_get_without_the_body(tmp_path: Path, target: str) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        head, full = await wire.ask(target, method="HEAD"), await wire.ask(target)
+        assert (head.status, head.body) == (200, b"")
+        assert head.headers == full.headers
+
+
+async def test_reading_changes_nothing(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        for target in (
+            "/api/stop",
+            "/api/models/fake/load",
+            "/api/models/fake/unload",
+            "/api/catalog/refresh",
+        ):
+            for method in ("GET", "HEAD"):
+                assert (await wire.ask(target, method=method)).status == 405
+        assert not here.stopped.is_set()
+        assert here.pool.loaded == []
+
+
+async def test_a_request_that_needs_the_routes_waits_for_them_and_others_do_not(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as slow:
+        slow.request("/engine")
+        async with connected(here.address) as wire:
+            body = b'{"model": "fake"}'
+            assert (await wire.ask("/v1/chat/completions", body)).status == 200
+            assert (await wire.ask("/health")).status == 200
+        assert (await asyncio.wait_for(slow.read(), 20)).status == 200
+
+
+def test_starting_imports_nothing_that_can_wait() -> None:
+    """The supervisor must listen within half a second; FastAPI alone takes as much."""
+    late = {"fastapi", "starlette", "pydantic", "uvicorn", "httpx", "click", "numpy"}
+    code = (
+        "import sys, supervisor.front.app, supervisor.routes.loading, shared.http_server;"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & late
