@@ -19,7 +19,7 @@ from shared import __version__
 from shared.launch import LaunchRecord, RecordError, parse_record
 from shared.sockets import unlink_quietly
 from shared.status import STATUS_FD_ARGUMENT, ExitCode, Hello, Status, Warm, encode_status
-from worker.model.blas import preload_blas
+from worker.model.backend import prepare_backend
 
 MAX_RECORD_BYTES: Final = 2**20
 
@@ -97,14 +97,7 @@ def status_descriptor(arguments: list[str]) -> int:
 def import_engine() -> float:
     """Import everything heavy, in the order that matters. Returns the seconds it took."""
     started = time.monotonic()
-    # A worker loads exactly what its record names.
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-    preload_blas()
-    import mlx.core as mx
-
-    if mx.default_device() == mx.Device(mx.cpu, 0):
-        # There it would start a C++ compiler at the first use of each function.
-        mx.disable_compile()
+    prepare_backend()
     import worker.app  # noqa: F401
 
     # What is imported stays: looking through it again and again would stall generation.

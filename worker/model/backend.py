@@ -1,15 +1,28 @@
-"""A fast BLAS for the CPU backend on Linux.
+"""Prepares the process for mlx: call `prepare_backend` before anything imports it.
 
 The Linux wheel of mlx brings a reference BLAS of a tenth of the speed. Its symbols are looked up globally, so
 an OpenBLAS that is loaded first, and globally, takes its place.
 """
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable
 from typing import Final
 
 _NAMES: Final = ("libopenblas.so.0", "libopenblas.so")
+
+
+def prepare_backend() -> None:
+    """Import mlx, after what must be in place by then. Costs little; mlx-lm and transformers come later."""
+    # A worker loads exactly what its record names.
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    preload_blas()
+    import mlx.core as mx
+
+    if mx.default_device() == mx.Device(mx.cpu, 0):
+        # There it would start a C++ compiler at the first use of each function.
+        mx.disable_compile()
 
 
 def preload_blas(

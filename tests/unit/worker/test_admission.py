@@ -1,0 +1,143 @@
+"""The line in front of the engine."""
+
+from collections.abc import Callable
+
+import pytest
+
+from shared.errors import PublicError
+from worker.engine.admission import Admission, Lease, Turn
+
+
+class Line:
+    """An admission whose starts and grants are written down."""
+
+    def __init__(self, *, rows: int = 2, queue: int = 2) -> None:
+        self.admission = Admission(rows=rows, queue=queue)
+        self.happened: list[str] = []
+
+    def note(self, what: str) -> Callable[[], None]:
+        return lambda: self.happened.append(what)
+
+    def request(self, name: str) -> Turn:
+        turn = Turn(self.note(name))
+        self.admission.admit(turn)
+        self.admission.ready(turn)
+        return turn
+
+    def lease(self, name: str) -> Lease:
+        lease = Lease(self.note(name))
+        self.admission.lease(lease)
+        return lease
+
+    def news(self) -> list[str]:
+        news, self.happened = self.happened, []
+        return news
+
+
+def test_requests_run_in_order_as_rows_are_free() -> None:
+    line = Line()
+    first, second = line.request("a"), line.request("b")
+    line.request("c")
+    line.request("d")
+    assert line.news() == ["a", "b"]
+    assert (line.admission.running, line.admission.queued, line.admission.in_flight) == (2, 2, 4)
+    line.admission.leave(second)
+    assert line.news() == ["c"]
+    line.admission.leave(first)
+    assert line.news() == ["d"]
+
+
+def test_a_full_line_is_refused_and_says_when_to_come_back() -> None:
+    line = Line(rows=1, queue=1)
+    line.request("a")
+    waiting = line.request("b")
+    with pytest.raises(PublicError) as refusal:
+        line.request("c")
+    assert (refusal.value.status, refusal.value.code) == (429, "queue_full")
+    assert (b"retry-after", b"1") in refusal.value.headers()
+    line.admission.leave(waiting)
+    line.request("d")
+
+
+def test_requests_being_prepared_count() -> None:
+    line = Line(rows=1, queue=0)
+    line.admission.admit(Turn(line.note("a")))
+    assert line.admission.queued == 1
+    with pytest.raises(PublicError):
+        line.request("b")
+
+
+def test_who_leaves_the_line_is_not_started() -> None:
+    line = Line(rows=1)
+    first, second = line.request("a"), line.request("b")
+    line.request("c")
+    line.admission.leave(second)
+    line.admission.leave(first)
+    assert line.news() == ["a", "c"]
+
+
+def test_a_lease_waits_for_what_runs_and_holds_up_what_comes_after() -> None:
+    line = Line()
+    running = line.request("a")
+    lease = line.lease("lease")
+    line.request("later")
+    assert line.news() == ["a"]
+    assert (line.admission.leases, line.admission.leased) == (1, False)
+    line.admission.leave(running)
+    assert line.news() == ["lease"]
+    assert (line.admission.leases, line.admission.leased) == (1, True)
+    line.admission.release(lease)
+    assert line.news() == ["later"]
+
+
+def test_what_waited_before_a_lease_runs_before_it() -> None:
+    line = Line(rows=1)
+    first, second = line.request("a"), line.request("b")
+    line.lease("lease")
+    line.admission.leave(first)
+    assert line.news() == ["a", "b"]
+    line.admission.leave(second)
+    assert line.news() == ["lease"]
+
+
+def test_leases_are_held_one_after_the_other_in_order() -> None:
+    line = Line()
+    one = line.lease("one")
+    two = line.lease("two")
+    three = line.lease("three")
+    assert line.news() == ["one"]
+    line.admission.release(two)  # gave up waiting
+    line.admission.release(one)
+    assert line.news() == ["three"]
+    line.admission.release(three)
+    assert line.admission.leases == 0
+
+
+def test_the_holder_of_a_lease_runs_rows_past_the_line() -> None:
+    line = Line(rows=1)
+    lease = line.lease("lease")
+    line.request("later")
+    own = Turn(line.note("own"))
+    line.admission.run_under(lease, own)
+    assert line.news() == ["lease", "own"]
+    line.admission.release(lease)
+    assert line.news() == [], "the holder's row is still in the batch"
+    line.admission.leave(own)
+    assert line.news() == ["later"]
+
+
+def test_draining_admits_nothing_and_tells_when_all_is_done() -> None:
+    line = Line(rows=1)
+    first, second = line.request("a"), line.request("b")
+    line.admission.drain(line.note("idle"))
+    with pytest.raises(PublicError) as refusal:
+        line.request("c")
+    assert (refusal.value.status, refusal.value.code) == (503, "draining")
+    with pytest.raises(PublicError):
+        line.lease("lease")
+    line.admission.leave(first)
+    assert line.news() == ["a", "b"]
+    line.admission.leave(second)
+    assert line.news() == ["idle"]
+    line.admission.drain(line.note("still idle"))
+    assert line.news() == ["still idle"]

@@ -1,0 +1,187 @@
+"""What a client may send to `POST /v1/chat/completions`, and what it is told otherwise."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import PublicError
+from worker.api.chat_wire import ChatAsked, to_request
+from worker.api.validation import decode
+from worker.request import Asked, Message, Request, ToolCall
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def parse(**fields: Any) -> Request:
+    body = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
+    return to_request(decode(body, ChatAsked))
+
+
+def refusal(body: bytes) -> PublicError:
+    with pytest.raises(PublicError) as raised:
+        to_request(decode(body, ChatAsked))
+    assert raised.value.status == 400
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": {}}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{}]}, "messages[0].role"),
+        ({"messages": [{"role": 1, "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [USER, {"role": "user"}]}, "messages[1].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_p": -1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"seed": 2**64}, "seed"),
+        ({"seed": "x"}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"stop": ""}, "stop"),
+        ({"stop": 3}, "stop"),
+        ({"stop": ["a", 3]}, "stop[1]"),
+        ({"stop": [str(n) for n in range(17)]}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+        ({"chat_template_kwargs": 1}, "chat_template_kwargs"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+    error = refusal(json.dumps({"messages": [USER], **fields}).encode())
+    assert error.param == param
+    assert json.loads(error.body())["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"not json",
+        b"\xff\xfe",
+        b'{"messages": [{"role": "user", "content": "\xff"}]}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": "user", "content": "\\udc00x"}]}',
+        b'{"messages": [], "temperature": NaN}',
+        b'{"messages": [], "temperature": Infinity}',
+        b'{"messages": [{"role": "user", "content": "x"}]} trailing',
+        b'{"a":' * 100_000,
+        b'{"unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b', "messages": []}',
+        b'{"tools": [{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b'}], "messages": []}',
+    ],
+    ids=range(13),
+)
+def test_what_is_not_json_is_a_400(body: bytes) -> None:
+    assert refusal(body).code == "invalid_json"
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b"3", b'"x"'])
+def test_json_of_another_shape_is_a_400(body: bytes) -> None:
+    assert refusal(body).code == "invalid_type"
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=10,
+    ),
+    st.sampled_from(sorted(ChatAsked.__struct_fields__)),
+)
+def test_no_value_of_any_field_does_worse_than_a_400(value: Any, field: str) -> None:
+    body = {"messages": [USER], field: value}
+    try:
+        parse(**body)
+    except PublicError as error:
+        assert error.status == 400
+
+
+def test_roles_names_parts_and_null_content() -> None:
+    request = parse(
+        messages=[
+            {
+                "role": "developer",
+                "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "x"}],
+            },
+            {"role": "user", "content": "", "name": "ann"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+                ],
+            },
+            {"role": "tool", "content": "2", "tool_call_id": "1"},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        ]
+    )
+    assert request.messages == (
+        Message("developer", "Be x"),
+        Message("user", "", name="ann"),
+        Message("assistant", "", tool_calls=(ToolCall("f", {"a": 1}, "1"),)),
+        Message("tool", "2", tool_call_id="1"),
+        Message("assistant", "No."),
+    )
+
+
+def test_arguments_that_are_not_json_stay_text() -> None:
+    call = {"function": {"name": "f", "arguments": '{"a":'}}
+    request = parse(messages=[{"role": "assistant", "tool_calls": [call]}])
+    assert request.messages[0].tool_calls == (ToolCall("f", '{"a":'),)
+
+
+def test_values_are_taken_over() -> None:
+    request = parse(
+        temperature=0, top_p=0.5, top_k=-1, min_p=0.1, seed=-1, max_tokens=5, stop="x", unknown=[1], user="u"
+    )
+    assert request.sampling == Asked(temperature=0, top_p=0.5, top_k=0, min_p=0.1, seed=-1)
+    assert (request.max_tokens, request.stops) == (5, ("x",))
+
+
+def test_null_is_the_same_as_absent() -> None:
+    names = set(ChatAsked.__struct_fields__) - {"messages"}
+    assert parse(**dict.fromkeys(names)) == parse()
+
+
+def test_the_newer_name_of_max_tokens_wins() -> None:
+    assert parse(max_tokens=5, max_completion_tokens=7).max_tokens == 7
+
+
+def test_tools_are_left_out_when_none_may_be_called() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert parse(tools=[tool]).tools == (tool,)
+    assert parse(tools=[tool], tool_choice="none").tools == ()
