@@ -1,0 +1,120 @@
+"""How one model writes: its control markers, its thinking and its tool calls."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from worker.text.pieces import Piece
+from worker.text.sentinels import Sentinels
+from worker.text.thinking import Thinking, select_thinking
+from worker.text.toolcalls.family import Family, Plain
+from worker.text.toolcalls.reader import Marks, Reader
+from worker.text.toolcalls.select import select_family
+from worker.text.toolcalls.source import Ended, Steps
+from worker.text.toolcalls.tools import Tools
+
+
+class Dialect:
+    """Made once for a model and shared by all its replies. `tokenizer` is mlx-lm's wrapper."""
+
+    def __init__(self, tokenizer: Any, template: str = "") -> None:
+        family = select_family(tokenizer, template)
+        thinking = None if family.always else select_thinking(tokenizer, template)
+        self._bind(tokenizer.get_vocab(), family, thinking)
+
+    @classmethod
+    def of(cls, vocabulary: Mapping[str, int], family: type[Family], thinking: Thinking | None) -> "Dialect":
+        """A dialect of known parts, for whoever needs no inference."""
+        dialect = cls.__new__(cls)
+        dialect._bind(vocabulary, family, thinking)
+        return dialect
+
+    def _bind(self, vocabulary: Mapping[str, int], family: type[Family], thinking: Thinking | None) -> None:
+        atoms = thinking.atoms if thinking else ()
+        self.sentinels = Sentinels(vocabulary, (*family.markers, *atoms))
+        self.family = family(self.sentinels)
+        self.thinking = thinking
+        encode = self.sentinels.encode
+        self._plain = Plain(self.sentinels)
+        self._marks = Marks(
+            think_start=encode(thinking.start) if thinking else None,
+            think_end=encode(thinking.end) if thinking else None,
+            dropped=self.family.dropped,
+        )
+
+    def splitter(
+        self,
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        calls: bool = True,
+        thinking: bool = False,
+        new_id: Callable[[], str] | None = None,
+    ) -> "Splitter":
+        """For one reply. `tools` are the request's; without `calls` their markup is content.
+
+        `thinking` says that the prompt ends inside an open block. `new_id` makes the ids of calls that the
+        model gives none, in place of the family's own.
+        """
+        family = self.family if (tools and calls) or self.family.always else self._plain
+        reader = Reader(
+            self.sentinels,
+            Tools(tools),
+            new_id or family.new_id,
+            marks=self._marks,
+            interrupts=family.begins,
+        )
+        return Splitter(self.sentinels, family, reader, thinking=thinking and self.thinking is not None)
+
+
+class Splitter:
+    """Takes one reply apart, token by token. What comes out does not depend on how the text was cut."""
+
+    def __init__(self, sentinels: Sentinels, family: Family, reader: Reader, *, thinking: bool) -> None:
+        self.reasoning_tokens = 0
+        """Tokens that came between the markers of thinking."""
+        self._sentinels = sentinels
+        self._reader = reader
+        self._steps: Steps[None] | None = _whole_reply(family, reader, thinking=thinking)
+        self._advance()
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the model is thinking now."""
+        return self._reader.thinking
+
+    def push(self, token: int, text: str) -> list[Piece]:
+        """The pieces that a token brings. `text` is what the detokenizer says; it may be empty."""
+        before = self._reader.thinking
+        pieces = self.push_text(self._sentinels.take(token, text))
+        if before and self._reader.thinking:
+            self.reasoning_tokens += 1
+        return pieces
+
+    def push_text(self, text: str) -> list[Piece]:
+        """Take text in which sentinel tokens stand as `Sentinels.take` puts them."""
+        if text:
+            self._reader.feed(text)
+            self._advance()
+        return self._reader.collect()
+
+    def finish(self, *, cut: bool) -> list[Piece]:
+        """What is left when the reply is over; `cut` when the token limit ended it."""
+        self._reader.end()
+        self._advance()
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+        self._reader.settle(cut=cut)
+        return self._reader.collect()
+
+    def _advance(self) -> None:
+        if self._steps is not None:
+            try:
+                next(self._steps)
+            except Ended:
+                self._steps = None
+
+
+def _whole_reply(family: Family, reader: Reader, *, thinking: bool) -> Steps[None]:
+    if thinking:
+        yield from reader.think_marked()
+    yield from family.read(reader)

@@ -1,0 +1,57 @@
+"""How a model marks its thinking, and whether a prompt ends inside of it."""
+
+from typing import Any, Final
+
+import msgspec
+
+# Source: the vocabularies of the model families; the first pair that is there as tokens counts.
+_PAIRS: Final = (
+    ("<think>", "</think>"),
+    ("<longcat_think>", "</longcat_think>"),
+    ("<|think:start|>", "<|think:end|>"),
+    ("[THINK]", "[/THINK]"),  # Magistral
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+)
+# Markers of several tokens, and the tokens they are made of.
+_ATOMS: Final = {
+    "<|channel>thought": ("<|channel>", "<channel|>"),  # Gemma 4
+    "<|open|>think<|sep|>": ("<|open|>", "<|close|>", "<|sep|>"),  # Kimi K3
+}
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    """Markers around thinking, as they are written."""
+
+    start: str
+    end: str
+
+    @property
+    def atoms(self) -> tuple[str, ...]:
+        """The parts of the markers that may be tokens."""
+        return _ATOMS.get(self.start, (self.start, self.end))
+
+    def open_after(self, prompt: str) -> bool:
+        """Whether a prompt with this text ends inside a block that it began.
+
+        Only its very end counts: markers elsewhere are history, or words of the user.
+        """
+        return prompt.rstrip().endswith(self.start)
+
+
+def select_thinking(tokenizer: Any, template: str) -> Thinking | None:
+    """The markers of a model; None when it has none.
+
+    `tokenizer` is mlx-lm's wrapper, whose findings count first. Templates can have the markers too where the
+    vocabulary does not: such models write them in letters.
+    """
+    if getattr(tokenizer, "has_thinking", False):
+        return Thinking(tokenizer.think_start, tokenizer.think_end)
+    vocabulary = tokenizer.get_vocab()
+    for start, end in _PAIRS:
+        if start in vocabulary and end in vocabulary:
+            return Thinking(start, end)
+    for start, end in _PAIRS:
+        if end in template:
+            return Thinking(start, end)
+    return None
