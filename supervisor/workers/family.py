@@ -41,15 +41,15 @@ def end(family: Iterable[psutil.Process], *, leave_s: float = LEAVE_S) -> int:
     Helpers such as multiprocessing's resource tracker tidy up when their worker is gone, hence the wait.
     A pid that meanwhile belongs to another process is left alone: psutil compares start times.
     """
-    alive = _wait(family, leave_s)
+    alive = wait(family, leave_s)
     for process in alive:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    _wait(alive, _DIE_S)
+    wait(alive, _DIE_S)
     return len(alive)
 
 
-def _wait(family: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+def wait(family: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
     """Those that still run after `timeout_s`. They are no children of ours, so nobody tells us."""
     deadline = time.monotonic() + timeout_s
     while alive := [process for process in family if _runs(process)]:

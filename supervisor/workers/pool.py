@@ -189,11 +189,13 @@ class Pool:
     def leave(self, number: int) -> None:
         """The request with this number is over."""
         self._do(self._residency.left(number, self._loop.time()))
+        self._plan_tick()
 
     # What keepers tell.
 
     def on_ready(self, keeper: Keeper) -> None:
         self._do(self._residency.ready(keeper.id, self._loop.time()))
+        self._plan_tick()
         self._replenish(encouraged=True)
 
     def on_restarting(self, keeper: Keeper) -> None:
@@ -212,6 +214,7 @@ class Pool:
 
     def on_lease(self, keeper: Keeper, *, held: bool) -> None:
         self._do(self._residency.lease(keeper.id, held=held))
+        self._plan_tick()
 
     def is_busy(self, model_id: str) -> bool:
         return self._residency.in_flight(model_id) > 0 or self._residency.queued(model_id) > 0
@@ -236,7 +239,6 @@ class Pool:
                 self._carry_out(self._todo.popleft())
         finally:
             self._doing = False
-        self._plan_tick()
 
     def _carry_out(self, action: Action) -> None:
         keeper = self._keeper(action.model)
@@ -313,6 +315,7 @@ class Pool:
             self._launcher.replenish(encouraged=encouraged)
 
     def _plan_tick(self) -> None:
+        """Called whenever a model may have become idle. A timer too early only looks again."""
         due_s = self._residency.next_tick()
         if due_s is None or (self._tick is not None and self._tick.when() <= due_s):
             return
@@ -323,6 +326,7 @@ class Pool:
     def _on_tick(self) -> None:
         self._tick = None
         self._do(self._residency.tick(self._loop.time()))
+        self._plan_tick()
 
     async def _preload(self, entry: ModelEntry) -> None:
         try:

@@ -1,0 +1,49 @@
+"""What clients are told: enough to act on, nothing about this machine."""
+
+import pytest
+
+from supervisor.workers import failures
+from supervisor.workers.exits import exit_of
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no such file: /home/me/.cache/models/a/config.json", "no such file: config.json"),
+        ("can't read '/srv/My.Models/a/': denied", "can't read 'a': denied"),
+        ("~/models/x.gguf is broken", "x.gguf is broken"),
+        ("shape (3/4) of 1/2", "shape (3/4) of 1/2"),
+        ("ratio 3/4, see docs", "ratio 3/4, see docs"),
+        ("model org/name is unknown", "model org/name is unknown"),
+    ],
+)
+def test_folders_are_taken_out_of_paths(text: str, shown: str) -> None:
+    assert failures.public(text) == shown
+
+
+def test_a_traceback_is_told_by_its_last_line() -> None:
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "/home/me/worker/model.py", line 3, in load',
+        "    return read(path)",
+        "ValueError: unknown type Q4_K in /home/me/models/a.gguf",
+    )
+    error = failures.failed("a", "exit code 1 while loading", lines)
+    assert error.status == 502 and error.code == "engine_unavailable"
+    assert "ValueError: unknown type Q4_K in a.gguf" in error.message
+    for hidden in ("Traceback", "model.py", "/home", "return"):
+        assert hidden not in error.message
+
+
+def test_a_death_is_told_with_its_last_line() -> None:
+    ended = exit_of(-11, "ready", cause=None, lived_s=3.0, last_lines=("first", "out of bounds"))
+    error = failures.unavailable("a", "restarting", ended)
+    assert error.message == (
+        "Model 'a' stopped working: killed by SIGSEGV. State now: restarting; try again. "
+        "Last log line: out of bounds"
+    )
+
+
+def test_a_full_queue_says_when_to_come_again() -> None:
+    error = failures.queue_full("a", 72, 1.0)
+    assert (b"retry-after", b"1") in error.headers()
