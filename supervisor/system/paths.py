@@ -1,6 +1,5 @@
 """Where this very program is: the command that starts it again, from anywhere and after a reboot."""
 
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -52,6 +51,8 @@ def is_there(command: Sequence[str]) -> bool:
 
 
 def _is_installed() -> bool:
+    import importlib.metadata  # takes longer than all else here, and is seldom asked
+
     try:
         importlib.metadata.distribution(NAME)
     except importlib.metadata.PackageNotFoundError:
