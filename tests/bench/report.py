@@ -99,7 +99,9 @@ def print_part(name: str, rows: Sequence[Row]) -> None:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
 def write_report(path: Path, facts: dict[str, str | int | float], parts: dict[str, list[Row]]) -> None:
