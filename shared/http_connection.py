@@ -43,7 +43,7 @@ class HttpConnection(asyncio.Protocol):
         self.blocked: asyncio.Future[None] | None = None
         self._registry = registry
         self._accept = accept
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._reader = RequestReader(self, registry.limits)
         self._exchanges: deque[Exchange] = deque()
         self._refusal: PublicError | None = None
@@ -111,7 +111,7 @@ class HttpConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self.blocked is None:
-            self.blocked = self._loop.create_future()
+            self.blocked = self.loop.create_future()
 
     def resume_writing(self) -> None:
         blocked, self.blocked = self.blocked, None
@@ -158,7 +158,7 @@ class HttpConnection(asyncio.Protocol):
     # Answering
 
     def _start(self, exchange: Exchange) -> None:
-        task = self._loop.create_task(self._run(exchange))
+        task = self.loop.create_task(self._run(exchange))
         self._registry.tasks.add(task)
         task.add_done_callback(self._registry.tasks.discard)
 
@@ -288,16 +288,16 @@ class HttpConnection(asyncio.Protocol):
             self._set_deadline(self._registry.keep_alive_s)
 
     def _set_deadline(self, seconds: float) -> None:
-        self._deadline = self._loop.time() + seconds
+        self._deadline = self.loop.time() + seconds
         if self._timer is None or self._timer_at > self._deadline:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = self._deadline
-            self._timer = self._loop.call_at(self._deadline, self._tick)
+            self._timer = self.loop.call_at(self._deadline, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        left_s = self._deadline - self._loop.time()
+        left_s = self._deadline - self.loop.time()
         if math.isinf(left_s):
             return
         if left_s > 0:
@@ -332,7 +332,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._exchanges[0].probe()
         wait_s = _PROBES_S[min(number, len(_PROBES_S) - 1)]
-        self._probe_timer = self._loop.call_later(wait_s, self._probe, number + 1)
+        self._probe_timer = self.loop.call_later(wait_s, self._probe, number + 1)
 
 
 def _too_slow(message: str) -> PublicError:

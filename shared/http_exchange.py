@@ -56,6 +56,7 @@ class ClientGone(Exception):  # noqa: N818  # nothing went wrong here
 class Wire(Protocol):
     """What an exchange needs of its connection."""
 
+    loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     blocked: asyncio.Future[None] | None
     """Pending while the transport has more to write than it wants."""
@@ -83,6 +84,7 @@ class Exchange:
         self._body_given = False
         self._waiter: asyncio.Future[None] | None = None
         self._on_gone: Callable[[], None] | None = None
+        self._head = b""
         self._framing: _Framing = "none"
         self._remaining_bytes = 0
         self._is_event_stream = False
@@ -121,7 +123,7 @@ class Exchange:
                 self.buffered_bytes = 0
                 self._wire.body_taken()
                 return {"type": "http.request", "body": body, "more_body": not self._body_given}
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._wire.loop.create_future()
             try:
                 await self._waiter
             finally:
@@ -138,6 +140,16 @@ class Exchange:
             self._send_body(message.get("body", b""), message.get("more_body", False))
         else:
             self._send_head(message["status"], message.get("headers", ()))
+
+    def write(self, body: bytes) -> asyncio.Future[None] | None:
+        """A piece of the answer's body, of which more follows, without ASGI's message and task.
+
+        When a future comes back, the client reads slowly: whoever has more waits until it is done.
+        """
+        if self.gone:
+            return None
+        self._send_body(body, True)
+        return self._wire.blocked
 
     def _send_head(self, status: int, headers: Any) -> None:
         if self.started:
@@ -172,7 +184,15 @@ class Exchange:
             self.keep_alive = False
         self.started = True
         lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-        self._wire.transport.write(b"".join(lines))
+        # It mostly goes out with the first piece of the body; a write costs more than all this here.
+        self._head = b"".join(lines)
+        self._wire.loop.call_soon(self._write, b"")
+
+    def _write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        if data and not self.gone:
+            self._wire.transport.write(data)
 
     def _send_body(self, body: bytes, more: bool) -> None:
         if not self.started or self.complete:
@@ -181,17 +201,18 @@ class Exchange:
         if framing == "chunked":
             if body:
                 end = b"" if more else b"0\r\n\r\n"
-                self._wire.transport.write(b"%x\r\n%b\r\n%b" % (len(body), body, end))
+                self._write(b"%x\r\n%b\r\n%b" % (len(body), body, end))
                 self._last_body = body
             elif not more:
-                self._wire.transport.write(b"0\r\n\r\n")
+                self._write(b"0\r\n\r\n")
         elif framing != "none" and body:
             if framing == "length":
                 self._remaining_bytes -= len(body)
                 if self._remaining_bytes < 0:
                     raise RuntimeError("an answer was longer than its content-length")
-            self._wire.transport.write(body)
+            self._write(body)
         if not more:
+            self._write(b"")
             if framing == "length" and self._remaining_bytes:
                 raise RuntimeError("an answer was shorter than its content-length")
             self.complete = True

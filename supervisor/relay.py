@@ -4,6 +4,7 @@ The request's head is always built anew from the few headers that a worker may k
 it is. Back-pressure holds both ways: the worker waits while the client reads slowly.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, NamedTuple, Protocol
@@ -88,6 +89,7 @@ class _Answer:
         self._api = request.api
         self._is_events = False
         self._in_event = False
+        self._held = b""
 
     async def pass_on(self, response: UpstreamResponse) -> None:
         """Raises UpstreamError when the worker's answer is cut."""
@@ -97,34 +99,30 @@ class _Answer:
         if kind.startswith(b"text/event-stream"):
             self._is_events = True
             await self._send(start)
-            rest = await self._pass_on_events(response)
+            await response.pipe(self._pass_on_events)
         else:
             # With nothing sent yet, an answer that is cut at its start can still be asked for again.
             first = await anext(response, b"")
             await self._send(start)
             await self._send({"type": "http.response.body", "body": first, "more_body": True})
-            async for chunk in response:
-                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-            rest = b""
-        await self._send({"type": "http.response.body", "body": rest, "more_body": False})
+            await response.pipe(self._exchange.write)
+        await self._send({"type": "http.response.body", "body": self._held, "more_body": False})
 
-    async def _pass_on_events(self, response: UpstreamResponse) -> bytes:
-        """Send whole events. Returns what is left at the end; raises UpstreamError."""
-        send = self._send
-        held = b""
-        async for chunk in response:
-            if held:
-                chunk, held = held + chunk, b""
-            if not chunk.endswith(_EVENT_END) and len(chunk) <= _MAX_HELD_BYTES:
-                end = chunk.rfind(_EVENT_END) + len(_EVENT_END)
-                if end < len(_EVENT_END):
-                    end = 0
-                chunk, held = chunk[:end], chunk[end:]
-                if not chunk:
-                    continue
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            self._in_event = not chunk.endswith(_EVENT_END)
-        return held
+    def _pass_on_events(self, chunk: bytes) -> asyncio.Future[None] | None:
+        """Send whole events, and keep what has come of the next one."""
+        if self._held:
+            chunk, self._held = self._held + chunk, b""
+        if not chunk.endswith(_EVENT_END):
+            end = chunk.rfind(_EVENT_END) + len(_EVENT_END)
+            if len(chunk) - end > _MAX_HELD_BYTES:
+                self._in_event = True
+                return self._exchange.write(chunk)
+            self._held = chunk[end:] if end >= len(_EVENT_END) else chunk
+            chunk = chunk[: len(chunk) - len(self._held)]
+            if not chunk:
+                return None
+        self._in_event = False
+        return self._exchange.write(chunk)
 
     async def cut(self, error: PublicError) -> None:
         """The worker failed in the middle: the client must not take what it has for all there is."""

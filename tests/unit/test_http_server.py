@@ -1,6 +1,7 @@
 """The HTTP server on real sockets: order, limits, time, and every way a client can leave."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -551,7 +552,8 @@ async def test_a_wrong_length_cuts_the_answer(body: bytes, caplog: pytest.LogCap
         await reply(send, body, headers=[(b"content-length", b"2")])
 
     async with serving(app) as (_, address, _), connected(address) as wire:
-        assert not (await wire.ask("/")).whole
+        with contextlib.suppress(ConnectionError):  # when nothing of it had gone out yet
+            assert not (await wire.ask("/")).whole
     assert "content-length" in caplog.text
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.workers.upstream import HIGH_WATER_BYTES, Upstream, UpstreamError
+from supervisor.workers.connection import HIGH_WATER_BYTES
+from supervisor.workers.upstream import Upstream, UpstreamError
 
 
 @pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
@@ -374,3 +375,112 @@ async def test_many_at_once(tmp_path: Path) -> None:
 
         await asyncio.gather(*(ask() for _ in range(50)))
         assert server.accepted <= 50
+
+
+# Piping.
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_pipe_gives_every_byte_in_order(tmp_path: Path, seed: int) -> None:
+    """Whatever part of it has come before, and however often the sink asks to wait."""
+    rng = random.Random(seed)
+    body = rng.randbytes(rng.randrange(1, 400_000))
+    parts = [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body)]
+    at = 0
+    while at < len(body):
+        size = rng.choice((1, 100, 10_000, 100_000))
+        parts.append(body[at : at + size])
+        at += size
+    got = bytearray()
+    loop = asyncio.get_running_loop()
+
+    def sink(piece: bytes) -> asyncio.Future[None] | None:
+        got.extend(piece)
+        if rng.random() < 0.5:
+            return None
+        pending: asyncio.Future[None] = loop.create_future()
+        loop.call_later(0.001, pending.set_result, None)
+        return pending
+
+    async with serving(tmp_path, answers(*parts)) as (server, upstream):
+        for _ in range(2):
+            got.clear()
+            async with await upstream.request("GET", b"/x") as response:
+                if rng.random() < 0.5:
+                    got.extend(await anext(response))
+                await response.pipe(sink)
+            assert got == body
+        assert server.accepted == 1
+
+
+async def test_a_pipe_ends_with_the_cut_when_all_was_given(tmp_path: Path) -> None:
+    wire = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n"
+    loop = asyncio.get_running_loop()
+    got = []
+
+    def sink(piece: bytes) -> asyncio.Future[None]:
+        got.append(piece)
+        pending: asyncio.Future[None] = loop.create_future()
+        loop.call_later(0.05, pending.set_result, None)
+        return pending
+
+    handler = answers(wire, b"1\r\nc\r\n", keep=False, pause_s=0.02)
+    async with serving(tmp_path, handler) as (_, upstream), await upstream.request("GET", b"/x") as response:
+        with pytest.raises(UpstreamError) as caught:
+            await response.pipe(sink)
+        assert caught.value.began
+        assert b"".join(got) == b"abc"
+
+
+async def test_a_sink_that_fails_ends_the_pipe(tmp_path: Path) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        writer.write(b"1\r\na\r\n")
+        assert await reader.read() == b""
+
+    def sink(piece: bytes) -> None:
+        raise ValueError(piece)
+
+    async with serving(tmp_path, handler) as (server, upstream):
+        async with await upstream.request("GET", b"/x") as response:
+            with pytest.raises(ValueError, match="a"):
+                await response.pipe(sink)
+        await asyncio.wait_for(server.gone.wait(), 5)
+
+
+async def test_a_sink_that_waits_holds_the_worker_back(tmp_path: Path) -> None:
+    total, sent = 64 * 1024 * 1024, 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % total)
+        while sent < total:
+            writer.write(bytes(65536))
+            sent += 65536
+            await writer.drain()
+
+    gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    got = 0
+
+    def sink(piece: bytes) -> asyncio.Future[None] | None:
+        nonlocal got
+        got += len(piece)
+        return None if gate.done() else gate
+
+    async with (
+        serving(tmp_path, handler) as (_, upstream),
+        await upstream.request("GET", b"/x") as response,
+    ):
+        piping = asyncio.create_task(response.pipe(sink))
+        before = -1
+        while sent != before:
+            before = sent
+            await asyncio.sleep(0.1)
+        assert sent < 2 * 1024 * 1024
+        gate.set_result(None)
+        await piping
+        assert got == total
