@@ -44,6 +44,8 @@ KEEP_ALIVE_S: Final = 120.0
 """Longer than the supervisor keeps idle connections, so that it never sends on one we are closing."""
 STOP_GRACE_S: Final = 2.0
 """What open answers get after SIGTERM; the supervisor drains first and kills 3 s after the signal."""
+_FAREWELL_S: Final = 0.5
+"""What answers get to send the error they were ended with."""
 _HEARTBEAT_S: Final = 1.0
 
 
@@ -89,6 +91,11 @@ class App:
         """End gracefully; may be called from a signal handler of the loop."""
         self._ending.set()
 
+    @property
+    def open_replies(self) -> int:
+        """Replies whose rows are not out of the engine yet."""
+        return 0 if self._completions is None else self._completions.open_replies
+
     async def run(self) -> int:
         """Serve until told to stop. Returns the exit code."""
         path = Path(self._record.socket)
@@ -100,11 +107,13 @@ class App:
         server = HttpServer(self, [listener], keep_alive_s=KEEP_ALIVE_S, accept=_is_ours)
         await server.start()
         try:
-            return await self._serve(server)
+            return await self._serve()
         finally:
+            await server.stop(grace_s=_FAREWELL_S)
+            self._engine.stop()
             unlink_quietly(path)
 
-    async def _serve(self, server: HttpServer) -> int:
+    async def _serve(self) -> int:
         ending = asyncio.create_task(self._ending.wait())
         loading_model = asyncio.create_task(self._load())
         try:
@@ -118,26 +127,22 @@ class App:
             ending.cancel()
             loading_model.cancel()
         if self._died is not None:
-            await server.stop(grace_s=0.5)
             return ExitCode.ENGINE
-        self._admission.drain(lambda: None)
-        await self._finish_answers(server)
+        await self._finish_answers()
         return ExitCode.OK
 
-    async def _finish_answers(self, server: HttpServer) -> None:
+    async def _finish_answers(self) -> None:
         """Let open answers end by themselves for a while, then with an error of their own."""
-        deadline = time.monotonic() + STOP_GRACE_S
         idle = asyncio.Event()
         self._admission.drain(idle.set)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + STOP_GRACE_S):
+            async with asyncio.timeout(STOP_GRACE_S):
                 await idle.wait()
         if self._completions is not None:
             self._completions.fail_all(
                 PublicError(503, "stopping", "This model is being stopped; try again.", retry_after_s=1)
             )
             self._completions.close()
-        await server.stop(grace_s=max(0.3, min(0.3, deadline - time.monotonic())))
 
     async def _load(self) -> None:
         """Load on the engine's thread, generate one token, and open the routes. Raises LoadError."""

@@ -154,6 +154,11 @@ class Completions:
         self._preparation = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         self._turns: dict[int, Turn] = {}
 
+    @property
+    def open_replies(self) -> int:
+        """Replies whose rows are not out of the engine yet."""
+        return len(self._replies)
+
     @asynccontextmanager
     async def open(
         self, request: Request, *, prefix: str, stream: bool = False, lease: Lease | None = None

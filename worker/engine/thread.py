@@ -12,6 +12,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol, TypeVar
 
+import mlx.core as mx
+
 from worker.engine.batch import Batch
 from worker.engine.rows import Report, Row
 
@@ -22,6 +24,8 @@ T = TypeVar("T")
 _FAILED_STEPS_IN_A_ROW: Final = 3
 """After so many the engine is taken to be broken, not the rows."""
 _KV_READING_S: Final = 0.5
+_REST_S: Final = 2.0
+"""An engine without rows for so long has no use for the memory that mlx keeps for reuse."""
 
 
 class Listener(Protocol):
@@ -147,15 +151,26 @@ class Engine:
         """Carry out what was asked; wait for it when there is nothing to do."""
         idle = self._batch is None or not len(self._batch)
         if idle and not self._removed and not self._failed:
-            if self._batch is not None:
-                self._read_kv(self._batch, now=True)
-            self._commands.get()()
+            self._wait()
         while self._running:
             try:
                 command = self._commands.get_nowait()
             except Empty:
                 return
             command()
+
+    def _wait(self) -> None:
+        """Sleep until something is asked; after a while of that give the allocator's cache back."""
+        if self._batch is not None:
+            self._read_kv(self._batch, now=True)
+            try:
+                command = self._commands.get(timeout=_REST_S)
+            except Empty:
+                mx.clear_cache()
+            else:
+                command()
+                return
+        self._commands.get()()
 
     def _read_kv(self, batch: Batch, *, now: bool = False) -> None:
         clock = time.monotonic()

@@ -1,0 +1,66 @@
+"""Specifications to grammars: what the compiler takes."""
+
+import re
+from typing import Final
+
+import orjson
+from llguidance.gbnf_to_lark import any_to_lark
+
+from shared.errors import PublicError
+from worker.text.grammar.schema import READABLE, prepared
+from worker.text.grammar.spec import Spec
+from worker.text.sentinels import quote
+
+_BODY: Final = "answer"
+
+
+def grammar_of(spec: Spec, *, prefix: str = "", lenient: bool = False) -> str:
+    """The grammar of an answer in llguidance's form.
+
+    `prefix` is the body of a rule for what comes before the answer, with rules of its own behind it;
+    `lenient` ignores keywords of a schema that can't be enforced. Raises PublicError 400.
+    """
+    if spec.kind == "calls":
+        return spec.source
+    if not prefix:
+        return _lark(spec, lenient=lenient)
+    first, _, rules = prefix.partition("\n")
+    outer = f"start: {first} @{_BODY}\n{rules}"
+    # The answer is a grammar of its own, so that names in it and in the prefix can't clash.
+    inner = {"name": _BODY, "lark_grammar": _lark(spec, lenient=lenient)}
+    return orjson.dumps({"grammars": [{"name": "reply", "lark_grammar": outer}, inner]}).decode()
+
+
+def _lark(spec: Spec, *, lenient: bool) -> str:
+    match spec.kind:
+        case "json_schema":
+            return f"start: %json {orjson.dumps(prepared(spec.schema, READABLE, lenient=lenient)).decode()}\n"
+        case "json_object":
+            return f"start: %json {orjson.dumps({'type': 'object', 'x-guidance': dict(READABLE)}).decode()}\n"
+        case "choice":
+            return "start: " + " | ".join(quote(choice) for choice in spec.schema) + "\n"
+        case "regex":
+            return f"start: /{_slashes(spec.source)}/\n"
+        case "grammar":
+            try:
+                return str(any_to_lark(spec.source))
+            # The converter raises whatever its parser meets.
+            except Exception as error:
+                raise PublicError(
+                    400, "invalid_grammar", f"The grammar can't be used: {error}.", param=spec.param
+                ) from None
+    raise AssertionError(spec.kind)
+
+
+def _slashes(pattern: str) -> str:
+    """The pattern with bare slashes and line breaks escaped, for they would end a terminal."""
+    escaped = re.sub(r"\\.|/", lambda m: m[0] if m[0] != "/" else r"\/", pattern, flags=re.DOTALL)
+    return escaped.replace("\\\n", r"\n").replace("\n", r"\n")
+
+
+def in_words(spec: Spec) -> str:
+    """What to put into the prompt when the constraint is not, or not all, enforced."""
+    return (
+        "Answer with nothing but one JSON value that conforms to this JSON schema, without a code block "
+        f"around it:\n{spec.source}"
+    )
