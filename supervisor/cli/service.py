@@ -212,8 +212,9 @@ def logs(
             raise typer.Exit(0) from None
 
 
-@app.command(hidden=True)
+@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
+    context: typer.Context,
     home: HomeOption = None,
     host: HostOption = None,
     port: PortOption = None,
@@ -227,38 +228,31 @@ def run(
     Example:
       mlx-supervisor service run --manager launchd
     """
-    from supervisor import server
-    from supervisor.settings import SettingsError, StartOptions, load_settings
-    from supervisor.system.job import LOG_NAME
+    from supervisor.settings import StartOptions
     from supervisor.system.launchd import LABEL
-    from supervisor.system.managed import Managed, fitted_stop, stop_time, trim_log
+    from supervisor.system.managed import Managed
     from supervisor.system.service import manager_of
 
     with _told():
         # launchd names the service that it starts; only here, for a terminal has a name as well.
         known = manager_of(_name(manager), label=os.environ.get("XPC_SERVICE_NAME") or LABEL)
-    folder = chosen_home(home)
+    managed = Managed(known.name, chosen_home(home))
     flags = _flags(host, port, insecure)
-    managed = Managed(known.name, folder)
-    if managed.home is not None:
-        try:
-            trim_log(managed.home.logs / LOG_NAME)
-            settings = load_settings(
-                config or managed.home.config, environ=os.environ, flags=flags, required=config is not None
+    flags |= managed.prepare(known, config, os.environ, flags)
+    options = StartOptions(home=chosen_home(home), config=config, flags=flags)
+
+    from supervisor import server  # the largest import, and the likeliest to fail in a broken installation
+
+    def begin() -> int:
+        if context.args:
+            # A service file of another version. As wrong usage it would be tried again for ever.
+            raise server.Refused(
+                f"the service file has options that this version ({__version__}) does not know: "
+                f"{' '.join(context.args)}; write it anew with: mlx-supervisor service install"
             )
-        except OSError as error:
-            sys.stderr.write(f"the log could not be cut: {error}\n")
-        except SettingsError:
-            pass  # the start says it
-        else:
-            fitted = fitted_stop(settings, stop_time(known))
-            if fitted:
-                sys.stderr.write(
-                    f"{known.name} allows less time for a stop than is set; it is cut to {fitted}\n"
-                )
-            flags |= fitted
-    options = StartOptions(home=folder, config=config, flags=flags)
-    sys.exit(managed.run(lambda: server.run(options), server.Refused))
+        return server.run(options)
+
+    sys.exit(managed.run(begin, server.Refused))
 
 
 def _service(manager: ManagerChoice | None) -> "Service":

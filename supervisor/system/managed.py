@@ -15,7 +15,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -24,9 +24,9 @@ import msgspec
 from shared import __version__
 from shared.sockets import unlink_quietly
 from supervisor.home import Home, HomeError
-from supervisor.settings import Settings
+from supervisor.settings import Settings, SettingsError, load_settings
 from supervisor.system.commands import ServiceError
-from supervisor.system.job import ManagerName
+from supervisor.system.job import LOG_NAME, ManagerName
 from supervisor.system.listener import PortError
 from supervisor.system.manager import Manager
 from supervisor.system.userunit import EXIT_PASSING, EXIT_REFUSED
@@ -93,6 +93,36 @@ class Managed:
             # The start itself says it, in full; nothing may be written into a folder that is not ours.
             return
         forget_refusal(home)
+
+    def prepare(
+        self,
+        manager: Manager,
+        config: Path | None,
+        environ: Mapping[str, str],
+        flags: Mapping[str, object],
+    ) -> dict[str, object]:
+        """Keep the manager's log small, and the flags that make the stop fit into the manager's time.
+
+        `config`, `environ` and `flags` are what the settings will be read from.
+        """
+        if self.home is None:
+            return {}
+        try:
+            trim_log(self.home.logs / LOG_NAME)
+        except OSError as error:
+            sys.stderr.write(f"the log could not be cut: {error}\n")
+        try:
+            settings = load_settings(
+                config or self.home.config, environ=environ, flags=flags, required=config is not None
+            )
+        except SettingsError:
+            return {}  # the start says it
+        stop_s = stop_time(manager)
+        fitted = fitted_stop(settings, stop_s)
+        if fitted:
+            limits = " and ".join(f"{name} {value}" for name, value in fitted.items())
+            sys.stderr.write(f"{manager.name} kills {stop_s:g} s after it says stop; cut to fit: {limits}\n")
+        return fitted
 
     def run(self, start: Callable[[], int], refused: type[Exception]) -> int:
         """The exit status of `start`, or what the manager takes for a start that raised `refused`.

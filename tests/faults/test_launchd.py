@@ -173,6 +173,24 @@ def test_a_configuration_that_breaks_later_makes_no_storm_of_starts(mac: Mac) ->
     assert "problem" not in mac.service("status").stdout
 
 
+def test_a_service_file_of_another_version_makes_no_storm_either(mac: Mac) -> None:
+    """An option that this version does not know would be wrong usage, with exit code 2."""
+    mac.install()
+    mac.service("stop")
+    path = next(mac.session.agents.iterdir())
+    content = plistlib.loads(path.read_bytes())
+    content["ProgramArguments"] += ["--spark", "5"]
+    path.write_bytes(plistlib.dumps(content))
+    mac.session.login()
+    job = mac.session.job(LABEL)
+    wait_until(lambda: job.last is not None, 10, "it goes on")
+    assert job.last == ("exit", 0)
+    told = mac.service("status").stdout
+    assert "--spark 5" in told and "mlx-supervisor service install" in told
+    mac.install()
+    assert mac.chat() == 200
+
+
 def test_a_taken_port_is_named_before_anything_is_installed(mac: Mac) -> None:
     with socket.create_server(("127.0.0.1", mac.port)):
         done = mac.service("install", "--port", str(mac.port))
@@ -243,7 +261,7 @@ def test_the_stop_fits_into_the_five_seconds_of_a_current_system(tmp_path: Path)
     mac = Mac(tmp_path, exit_timeout_s=5.0)
     try:
         mac.install()
-        assert "allows less time for a stop" in mac.log()
+        assert "launchd kills 5 s after it says stop" in mac.log()
         stream = Stream(mac, chunks=100_000, interval_ms=20)
         assert stream.began.wait(10)
         assert mac.session.logout() < 5

@@ -14,7 +14,9 @@ import pytest
 from shared import __version__
 from supervisor.home import Home, HomeError
 from supervisor.settings import Settings, SettingsError, WatchSettings
+from supervisor.system.commands import Output, ServiceError
 from supervisor.system.job import ManagerName
+from supervisor.system.launchd import Launchd
 from supervisor.system.listener import PortError
 from supervisor.system.managed import (
     RETRY_S,
@@ -193,3 +195,39 @@ def test_a_small_log_an_absent_one_and_what_is_no_file_are_left_alone(tmp_path: 
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "s"))
         trim_log(tmp_path / "s")
+
+
+def launchd_that_says(tmp_path: Path, printed: str) -> Launchd:
+    return Launchd(tmp_path, uid=501, run=lambda _: Output(0 if printed else 113, printed, ""))
+
+
+def test_before_the_start_the_log_is_cut_and_the_stop_is_fitted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    managed = Managed("launchd", tmp_path / "home")
+    log = tmp_path / "home" / "logs" / "service.log"
+    log.write_bytes(b"x" * 99 + b"\n")
+    with log.open("ab") as file:
+        file.write((b"y" * 99 + b"\n") * 20_000)
+    manager = launchd_that_says(tmp_path, "x = {\n\texit timeout = 5\n}\n")
+    flags = managed.prepare(manager, None, {}, {})
+    assert flags == {"watch.drain": "2.2s", "watch.kill_grace": "0.8s"}
+    assert log.stat().st_size < 300_000
+    told = capfd.readouterr().err
+    assert "launchd kills 5 s after it says stop" in told and "watch.drain 2.2s" in told
+
+
+def test_what_a_manager_does_not_tell_is_the_usual_time(tmp_path: Path) -> None:
+    managed = Managed("launchd", tmp_path / "home")
+    assert managed.prepare(launchd_that_says(tmp_path, ""), None, {}, {}) == {}
+
+    def absent(_: object) -> Output:
+        raise ServiceError("launchctl is not on this machine's PATH")
+
+    assert managed.prepare(Launchd(tmp_path, run=absent), None, {}, {}) == {}
+
+
+def test_a_broken_configuration_is_left_for_the_start_to_tell(tmp_path: Path) -> None:
+    managed = Managed("launchd", tmp_path / "home")
+    (tmp_path / "home" / "config.toml").write_text("[server\n")
+    assert managed.prepare(launchd_that_says(tmp_path, ""), None, {}, {}) == {}
