@@ -16,6 +16,7 @@ from collections.abc import Coroutine, Sequence
 import uvloop
 
 from shared import __version__
+from shared.errors import PublicError
 from shared.http_server import HttpServer
 from shared.importing import ImportProgress
 from shared.sockets import SocketPathError, bind_private, unlink_quietly
@@ -122,8 +123,10 @@ class Supervisor:
         watching = asyncio.ensure_future(self._keep_the_manager_content())
         try:
             if not self._catalog.entries():
+                self._check_named(coming=STARTER_ID)
                 await self._unless_stopped(self._import_starter())
             if not self._stop_asked.is_set():
+                self._check_named()
                 for server in servers:
                     await server.start()
                 await self._pool.start()
@@ -192,6 +195,20 @@ class Supervisor:
             return
         self._events.emit("model.imported", model=model.id, weights_bytes=model.weights_bytes)
         self._catalog.refresh()
+
+    def _check_named(self, *, coming: str | None = None) -> None:
+        """What the command line wants loaded must be there, or be `coming`. Raises Refused."""
+        for model_id in self._settings.preload:
+            if model_id == coming:
+                continue
+            try:
+                entry = self._catalog.resolve(model_id)
+            except PublicError as error:
+                raise Refused(f"--model {model_id}: {error.message}") from error
+            if entry.id != model_id:
+                raise Refused(f"--model {model_id}: there is no such model, only the fallback {entry.id}")
+            if entry.problem is not None:
+                raise Refused(f"--model {model_id}: {entry.problem}")
 
     def _greet(self, url: str) -> None:
         names = ", ".join(entry.id for entry in self._catalog.entries()) or "none"

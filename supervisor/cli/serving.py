@@ -14,6 +14,7 @@ from shared.sizes import format_duration
 from supervisor.cli.errors import NotRunningError, RefusedError
 from supervisor.cli.options import HomeOption, JsonOption, chosen_home, supervisor_of
 from supervisor.cli.terminal import say, say_json
+from supervisor.cli.waiting import wait_for_exit
 
 
 def start(
@@ -95,22 +96,9 @@ def stop(
         pid = holder.pid
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    if not _has_ended(pid, timeout):
+    if not wait_for_exit(pid, timeout):
         raise RefusedError(f"pid {pid} has not ended within {timeout:g} s; `kill -9 {pid}` ends it at once")
     say("stopped")
-
-
-def _has_ended(pid: int, timeout_s: float) -> bool:
-    """Wait for the end of the process; False when it still lives after `timeout_s`."""
-    import psutil
-
-    try:
-        psutil.Process(pid).wait(timeout_s)
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.TimeoutExpired:
-        return False
-    return True
 
 
 def status(home: HomeOption = None, json: JsonOption = False) -> None:

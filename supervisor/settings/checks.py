@@ -7,8 +7,9 @@ from typing import Final
 
 from supervisor.settings.model import Settings
 
+COMMAND_LINE: Final = ()
 Problem = tuple[tuple[str, ...], str]
-"""The key that is to blame, and a sentence."""
+"""The key that is to blame, or COMMAND_LINE, and a sentence."""
 
 MAX_NAME_BYTES: Final = 256
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -103,14 +104,14 @@ def _places(settings: Settings) -> Iterator[Problem]:
     """More models that must be loaded than may be."""
     room = settings.memory.max_resident
     pinned = [model_id for model_id, model in settings.models.items() if model.pin]
-    wanted = [model_id for model_id, model in settings.models.items() if model.pin or model.preload]
-    if len(wanted) <= room:
-        return
-    key = "pin" if len(pinned) > room else "preload"
-    blamed = (pinned if key == "pin" else wanted)[room]
-    kind = "pinned" if key == "pin" else "pinned or preloaded"
-    count = len(pinned if key == "pin" else wanted)
-    yield (
-        ("models", blamed, key),
-        f"{count} models are {kind}, but memory.max_resident is {room}; raise it or name fewer",
-    )
+    configured = [model_id for model_id, model in settings.models.items() if model.pin or model.preload]
+    named = [model_id for model_id in settings.preload if model_id not in configured]
+    tail = f"but memory.max_resident is {room}; raise it or name fewer"
+    if len(pinned) > room:
+        yield ("models", pinned[room], "pin"), f"{len(pinned)} models are pinned, {tail}"
+    elif len(configured) > room:
+        key = ("models", configured[room], "preload")
+        yield key, f"{len(configured)} models are pinned or preloaded, {tail}"
+    elif len(configured) + len(named) > room:
+        count = len(configured) + len(named)
+        yield COMMAND_LINE, f"with --model, {count} models are pinned or preloaded, {tail}"

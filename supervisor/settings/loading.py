@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from supervisor.settings.checks import check
+from supervisor.settings.checks import COMMAND_LINE, check
 from supervisor.settings.keys import (
     TABLES,
     Key,
@@ -75,7 +75,7 @@ class _Loader:
 
     def place(self, key: KeyPath) -> str:
         """Where the value of `key` was set, as the beginning of a line."""
-        origin = self._origins.get(key)
+        origin = Origin("flag") if key == COMMAND_LINE else self._origins.get(key)
         if origin is None:
             return self._file_place(key)
         return f"{origin.where}: " if origin.where else "command line: "
@@ -180,16 +180,13 @@ class _Loader:
         defaults = self._build(ModelSettings(), ("defaults",))
         models = {model_id: self._build(defaults, ("models", model_id)) for model_id in self._model_ids}
         named = {alias: model_id for model_id, model in models.items() for alias in model.aliases}
-        for name in preload:
-            model_id = named.get(name, name)
-            models[model_id] = msgspec.structs.replace(models.get(model_id, defaults), preload=True)
-            self._origins["models", model_id, "preload"] = Origin("flag")
         return Settings(
             server=self._build(ServerSettings(), ("server",)),
             memory=self._build(MemorySettings(), ("memory",)),
             watch=self._build(WatchSettings(), ("watch",)),
             defaults=defaults,
             models=models,
+            preload=tuple(dict.fromkeys(named.get(name, name) for name in preload)),
             origins={dotted(path): origin for path, origin in self._origins.items()},
         )
 

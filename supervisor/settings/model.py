@@ -213,6 +213,8 @@ class Settings(msgspec.Struct, frozen=True):
     watch: WatchSettings = WatchSettings()
     defaults: ModelSettings = ModelSettings()
     models: Mapping[str, ModelSettings] = {}
+    preload: tuple[str, ...] = ()
+    """Ids that the command line wants loaded at the start, beside those whose table says so."""
     origins: Mapping[str, Origin] = {}
     """By dotted key; what is not in here is a default."""
 

@@ -85,7 +85,8 @@ class Pool:
         self._begun.set()
         if self._stopping is not None:
             return
-        wanted = [entry for entry in self._catalog.entries() if entry.settings.preload]
+        named = self._settings.preload
+        wanted = [entry for entry in self._catalog.entries() if entry.settings.preload or entry.id in named]
         places = self._settings.memory.max_resident
         for entry in wanted[places:]:
             self._events.emit("preload.no_place", level="warning", model=entry.id, places=places)

@@ -132,12 +132,12 @@ def test_an_empty_variable_is_no_setting(tmp_path: Path) -> None:
 
 def test_models_named_at_the_start_are_preloaded(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    path.write_text('[models.big]\naliases = ["b"]\ncontext = 1000\n')
-    settings = load_settings(path, environ={}, preload=["b", "other"])
-    assert settings.models["big"] == ModelSettings(aliases=("b",), context=1000, preload=True)
-    assert settings.models["other"] == ModelSettings(preload=True)
-    with pytest.raises(SettingsError, match=r"command line: 3 models .*memory\.max_resident is 2"):
-        load_settings(path, environ={}, preload=["other", "third", "b"])
+    path.write_text('[models.big]\naliases = ["b"]\n[models.pet]\npin = true\n')
+    settings = load_settings(path, environ={}, preload=["b", "big", "pet"])
+    assert settings.preload == ("big", "pet")
+    assert load_settings(path, environ={}, preload=["other"]).preload == ("other",)
+    with pytest.raises(SettingsError, match=r"^command line: with --model, 3 models .*max_resident is 2"):
+        load_settings(path, environ={}, preload=["other", "b"])
 
 
 @pytest.mark.parametrize(
