@@ -53,7 +53,7 @@ class App:
     """One worker: the ASGI application and everything behind it."""
 
     def __init__(self, record: LaunchRecord, say: Say, bound: Callable[[Path], None]) -> None:
-        self._record = record
+        self.record = record
         self._say = say
         self._bound = bound
         self._feed = Feed()
@@ -98,7 +98,7 @@ class App:
 
     async def run(self) -> int:
         """Serve until told to stop. Returns the exit code."""
-        path = Path(self._record.socket)
+        path = Path(self.record.socket)
         try:
             listener = bind_private(path)
         except SocketPathError as error:
@@ -146,7 +146,7 @@ class App:
 
     async def _load(self) -> None:
         """Load on the engine's thread, generate one token, and open the routes. Raises LoadError."""
-        record, started = self._record, time.monotonic()
+        record, started = self.record, time.monotonic()
         beat = asyncio.create_task(self._beat())
         try:
             model = await self._engine.call(
@@ -198,7 +198,7 @@ class App:
 
     def _fail(self, kind: FailureKind, message: str) -> int:
         self._say(Failed(kind, message))
-        log.error("%s could not be loaded: %s", self._record.model, message)
+        log.error("%s could not be loaded: %s", self.record.model, message)
         return ExitCode.FAILED
 
     def on_report(self, report: Report) -> None:
