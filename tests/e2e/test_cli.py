@@ -18,14 +18,34 @@ from tests.fixtures.harness import CLI, CLI_WITH_FAKE_WORKERS, ROOT, Service, wa
 from tests.fixtures.models import models_config, write_fake_model
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    folders = {name: write_fake_model(tmp_path / "models" / name) for name in ("qwen-small", "llama")}
-    folders["broken"] = write_fake_model(tmp_path / "models" / "broken", Load(fail=FailureKind.UNSUPPORTED))
+def with_models(base: Path) -> Service:
+    """A supervisor over three fake models, one of which can't be loaded."""
+    folders = {name: write_fake_model(base / "models" / name) for name in ("qwen-small", "llama")}
+    folders["broken"] = write_fake_model(base / "models" / "broken", Load(fail=FailureKind.UNSUPPORTED))
     config = models_config(**folders).replace(
         "[models.llama]\n", '[models.llama]\naliases = ["gpt-4o-mini"]\n'
     )
-    with Service(tmp_path / "home", fake=True, config=config) as service:
+    return Service(base / "home", fake=True, config=config)
+
+
+@pytest.fixture(scope="module")
+def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with with_models(tmp_path_factory.mktemp("cli")) as service:
+        yield service
+
+
+@pytest.fixture
+def service(shared_service: Service) -> Service:
+    """A running supervisor with nothing loaded."""
+    for worker in shared_service.engine()["workers"]:
+        shared_service.client.post(f"/api/models/{worker['id']}/unload").raise_for_status()
+    return shared_service
+
+
+@pytest.fixture
+def own_service(tmp_path: Path) -> Iterator[Service]:
+    """One that a test may stop."""
+    with with_models(tmp_path) as service:
         yield service
 
 
@@ -115,27 +135,27 @@ def test_chat_without_a_name_asks_which(service: Service) -> None:
     assert "say which model" in refused(service.cli("chat", "-p", "Hello"))
 
 
-def test_stop_returns_when_it_is_really_gone(service: Service) -> None:
-    said(service.cli("load", "llama"))
-    workers = service.workers()
+def test_stop_returns_when_it_is_really_gone(own_service: Service) -> None:
+    said(own_service.cli("load", "llama"))
+    workers = own_service.workers()
     assert workers
-    assert said(service.cli("stop")) == "stopped\n"
-    assert service.process is not None
-    assert service.process.wait(0.5) == 0
+    assert said(own_service.cli("stop")) == "stopped\n"
+    assert own_service.process is not None
+    assert own_service.process.wait(0.5) == 0
     assert not any(worker.is_running() for worker in workers)
     for verb in ("stop", "status", "ps", "list"):
-        sentence = refused(service.cli(verb))
-        assert sentence.endswith(f"start it with: mlx-supervisor start --home {service.home}")
-    status = service.cli("status", "--json")
+        sentence = refused(own_service.cli(verb))
+        assert sentence.endswith(f"start it with: mlx-supervisor start --home {own_service.home}")
+    status = own_service.cli("status", "--json")
     assert status.returncode == 1
-    assert json.loads(status.stdout) == {"running": False, "home": str(service.home)}
+    assert json.loads(status.stdout) == {"running": False, "home": str(own_service.home)}
 
 
-def test_stop_of_a_supervisor_that_does_not_listen(service: Service) -> None:
+def test_stop_of_a_supervisor_that_does_not_listen(own_service: Service) -> None:
     """It holds the lock, so its pid is known, and SIGTERM is heard."""
-    (service.home / "run" / "control.sock").unlink()
-    assert "does not answer" in refused(service.cli("ps"))
-    assert said(service.cli("stop")) == "stopped\n"
+    (own_service.home / "run" / "control.sock").unlink()
+    assert "does not answer" in refused(own_service.cli("ps"))
+    assert said(own_service.cli("stop")) == "stopped\n"
 
 
 # Starts that are refused: nothing is spawned, exit code 1, one sentence.
