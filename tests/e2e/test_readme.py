@@ -13,6 +13,8 @@ from tests.fixtures.harness import ROOT, Service
 from tests.fixtures.models import models_config
 from tests.fixtures.starter import starter_model
 
+pytestmark = pytest.mark.timeout(120)  # the machine may have other things to do
+
 README = (ROOT / "README.md").read_text()
 MODEL = "smollm2-135m"
 
@@ -56,7 +58,7 @@ def test_the_log_has_no_word_of_it(service: Service) -> None:
     """Prompts and answers are nobody's business, not even the log's."""
     said = "xyzzy-secret-word"
     assert service.chat(MODEL, f"Say {said}", max_tokens=4).status_code == 200
-    service.cli("chat", MODEL, "-p", said)
+    service.cli("chat", MODEL, "-p", said, "--max-tokens", "4", timeout=60)
     for path in Path(service.home).rglob("*"):
         if path.is_file():
             assert said.encode() not in path.read_bytes(), path
