@@ -289,5 +289,7 @@ def _last_exit(fields: dict[str, str]) -> tuple[str | None, bool]:
 
 def _code(out: Output) -> int:
     """The error number that launchctl gave, in words or as its exit code."""
+    if "Could not find domain" in out.stderr:
+        return 112  # whatever the exit code, which differs between systems
     found = _CODE.search(out.stderr) or _CODE.search(out.stdout)
     return int(found[1]) if found else out.code

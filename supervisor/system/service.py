@@ -317,7 +317,7 @@ def _problems(
 
 
 def _refused(refusal: Refusal) -> str:
-    moment = time.strftime("%H:%M:%S", time.localtime(refusal.at))
+    moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(refusal.at))
     if refusal.passing:
         return f"it can't start yet: {refusal.reason} (since {moment}; it is tried again by itself)"
     return f"it refused to start at {moment}: {refusal.reason}. Mend it, then: mlx-supervisor service start"

@@ -21,7 +21,7 @@ import pytest
 from shared import __version__
 from supervisor.system.launchd import LABEL
 from supervisor.system.managed import read_refusal
-from tests.fixtures.harness import wait_until
+from tests.fixtures.harness import chat_body, wait_until
 from tests.fixtures.installed import environment_of, folder_of, limits_of, upgrade
 from tests.fixtures.mac import Mac, Stream
 
@@ -83,7 +83,9 @@ def test_a_newcomers_path(mac: Mac) -> None:
 
 def test_it_lives_in_what_launchd_gives_it(mac: Mac) -> None:
     """No shell environment, 256 descriptors, another working directory; and no secret in the file."""
-    mac.install(HF_HOME="/models/hub", HF_TOKEN="hf_secret", MLX_SUPERVISOR_MEMORY_SPARE="false", EDITOR="ed")
+    mac.install(
+        HF_HOME="/models/hub", HF_TOKEN="hf_secret", MLX_SUPERVISOR_SERVER_FALLBACK_MODEL="a", EDITOR="ed"
+    )
     soft, _ = limits_of(mac.pid)
     assert soft > 256
     environ = environment_of(mac.pid)
@@ -95,7 +97,8 @@ def test_it_lives_in_what_launchd_gives_it(mac: Mac) -> None:
     assert os.getpgid(mac.pid) == mac.pid
     assert mac.chat() == 200
     # The settings of the shell that installed it hold in the service.
-    assert mac.client.get("/engine").json()["spare"] is None
+    asked = chat_body("nobody-knows", "Hello")
+    assert mac.client.post("/v1/chat/completions", json=asked).status_code == 200
     # One process group: launchd ends all of it.
     assert all(os.getpgid(worker.pid) == mac.pid for worker in mac.workers())
 

@@ -14,7 +14,7 @@ import pytest
 from supervisor.system.userunit import UNIT
 from tests.fixtures.harness import chat_body, wait_until
 from tests.fixtures.installed import install_program, upgrade
-from tests.fixtures.mac import free_port
+from tests.fixtures.mac import NO_SPARE, free_port
 from tests.fixtures.models import models_config, write_fake_model
 from tests.fixtures.user_systemd import SessionError, SystemdSession
 
@@ -36,7 +36,7 @@ class Linux:
         self.program = install_program(self.bin)
         self.port = free_port()
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30, trust_env=False)
-        self.config = models_config(a=write_fake_model(folder / "models" / "a"))
+        self.config = NO_SPARE + models_config(a=write_fake_model(folder / "models" / "a"))
         self.configure(self.config)
 
     def configure(self, text: str) -> None:

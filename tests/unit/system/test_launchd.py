@@ -347,6 +347,12 @@ def test_over_ssh_without_a_session_it_says_so(tmp_path: Path, verb: str) -> Non
         launchd(tmp_path, run).start()
 
 
+def test_a_domain_that_is_not_there_is_known_by_its_words(tmp_path: Path) -> None:
+    _, run = scripted({"print": Output(113, "", "Could not find domain for user gui: 501\n")})
+    with pytest.raises(ServiceError, match="no login session for user 501"):
+        launchd(tmp_path, run).state()
+
+
 def test_a_plist_with_a_wrong_owner_is_named(tmp_path: Path) -> None:
     bad = Output(122, "", "Bootstrap failed: 122: Path had bad ownership/permissions\n")
     _, run = scripted({"print": MISSING, "bootstrap": bad})
