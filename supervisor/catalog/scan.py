@@ -133,6 +133,8 @@ def _examine(folder: Path, files: _Files) -> ModelFolder:
 
 def _config(folder: Path, files: _Files) -> dict[str, object]:
     if "config.json" not in files:
+        if gguf := min((name for name in files if name.lower().endswith(".gguf")), default=None):
+            raise _BrokenError(f"it holds a GGUF file, which must be imported: mlx-supervisor import {gguf}")
         raise _BrokenError("it has no config.json, so it is no model in MLX format")
     if files["config.json"].st_size > _MAX_JSON_BYTES:
         raise _BrokenError("its config.json is far too large")

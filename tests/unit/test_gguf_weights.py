@@ -72,6 +72,19 @@ def test_rows_come_back_in_the_checkpoint_s_order(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ours[name], weights, err_msg=name)
 
 
+def test_format_version_2_reads_alike(tmp_path: Path) -> None:
+    source = tiny_gguf(tmp_path / "a.gguf", matrix_type="Q8_0")
+    import_gguf(source, tmp_path / "three", silent)
+    content = bytearray(source.read_bytes())
+    assert content[4] == 3
+    content[4] = 2
+    source.write_bytes(content)
+    import_gguf(source, tmp_path / "two", silent)
+    for path in (tmp_path / "three").iterdir():
+        if path.name != "import.json":
+            assert (tmp_path / "two" / path.name).read_bytes() == path.read_bytes()
+
+
 def test_a_mixed_file_names_the_layers_that_differ(tmp_path: Path) -> None:
     def change(file: GgufFile) -> None:
         file.types["output.weight"] = "Q8_0"

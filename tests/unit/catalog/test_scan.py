@@ -33,6 +33,11 @@ def truncated(folder: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
+def only_gguf(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "Tiny-Q8_0.gguf").write_bytes(b"GGUF")
+
+
 def sharded(folder: Path) -> None:
     """Two of three shards are there; the third is a link into a cache that lost it."""
     content = (folder / "model.safetensors").read_bytes()
@@ -48,6 +53,7 @@ def sharded(folder: Path) -> None:
     ("damage", "problem"),
     [
         (lambda folder: (folder / "config.json").unlink(), "it has no config.json"),
+        (only_gguf, "it holds a GGUF file, which must be imported: mlx-supervisor import Tiny-Q8_0.gguf"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json is not a valid JSON object"),
         (lambda folder: (folder / "config.json").write_text("[" * 100_000), "config.json is not a valid"),
         (lambda folder: (folder / "config.json").write_text("[]"), "config.json is not a valid JSON object"),
