@@ -12,73 +12,7 @@ from supervisor.system.job import Job
 from supervisor.system.launchd import LABEL, Launchd, parse_state, property_list
 from supervisor.system.manager import JobState
 from tests.fixtures.launchd import LoginSession, shell_program
-
-# launchd.plist(5): the keys of a per-user agent and the types of their values.
-DOCUMENTED: dict[str, object] = {
-    "Label": str,
-    "Disabled": bool,
-    "Program": str,
-    "ProgramArguments": [str],
-    "BundleProgram": str,
-    "EnableGlobbing": bool,
-    "EnableTransactions": bool,
-    "EnablePressuredExit": bool,
-    "KeepAlive": (
-        bool,
-        {
-            "SuccessfulExit": bool,
-            "NetworkState": bool,
-            "Crashed": bool,
-            "PathState": {str: bool},
-            "OtherJobEnabled": {str: bool},
-            "AfterInitialDemand": bool,
-        },
-    ),
-    "RunAtLoad": bool,
-    "WorkingDirectory": str,
-    "EnvironmentVariables": {str: str},
-    "Umask": (int, str),
-    "TimeOut": int,
-    "ExitTimeOut": int,
-    "ThrottleInterval": int,
-    "StartInterval": int,
-    "StartOnMount": bool,
-    "WatchPaths": [str],
-    "QueueDirectories": [str],
-    "StandardInPath": str,
-    "StandardOutPath": str,
-    "StandardErrorPath": str,
-    "Debug": bool,
-    "WaitForDebugger": bool,
-    "SoftResourceLimits": {str: int},
-    "HardResourceLimits": {str: int},
-    "Nice": int,
-    "ProcessType": str,
-    "AbandonProcessGroup": bool,
-    "LowPriorityIO": bool,
-    "LowPriorityBackgroundIO": bool,
-    "LaunchOnlyOnce": bool,
-    "LimitLoadToSessionType": (str, [str]),
-    "SessionCreate": bool,
-    "LegacyTimers": bool,
-    "AssociatedBundleIdentifiers": (str, [str]),
-}
-PROCESS_TYPES = {"Background", "Standard", "Adaptive", "Interactive"}
-
-
-def is_of(value: object, shape: object) -> bool:
-    """Whether `value` is of `shape`: a type, a list of one, a mapping, or a choice of shapes."""
-    if isinstance(shape, tuple):
-        return any(is_of(value, one) for one in shape)
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(is_of(item, shape[0]) for item in value)
-    if isinstance(shape, dict):
-        if not isinstance(value, dict):
-            return False
-        anything = shape.get(str)
-        return all(is_of(item, anything or shape.get(key, ())) for key, item in value.items())
-    assert isinstance(shape, type)
-    return isinstance(value, shape) and isinstance(value, bool) == (shape is bool)
+from tests.fixtures.launchd_keys import DOCUMENTED, PROCESS_TYPES, is_of
 
 
 @pytest.fixture
