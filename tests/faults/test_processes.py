@@ -18,6 +18,12 @@ from tests.fixtures.leaks import nothing_left
 pytestmark = pytest.mark.timeout(20)
 
 
+@pytest.fixture(params=[True, False], ids=["uvloop", "asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """The two loops start and reap processes in ways of their own."""
+    return "asyncio", {"use_uvloop": request.param}
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Path]:
     """A folder for sockets; what the test leaves there or runs fails it."""

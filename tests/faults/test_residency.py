@@ -16,6 +16,12 @@ from tests.fixtures.pools import Bench, running
 pytestmark = pytest.mark.timeout(40)
 
 
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """The loop that the service runs on."""
+    return "asyncio", {"use_uvloop": True}
+
+
 def processes() -> list[psutil.Process]:
     """Worker processes of ours that are not reaped."""
     return [child for child in psutil.Process().children() if "fake_worker" in " ".join(child.cmdline())]

@@ -16,6 +16,12 @@ from tests.fixtures.pools import Bench, running
 pytestmark = pytest.mark.timeout(40)
 
 
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """The loop that the service runs on."""
+    return "asyncio", {"use_uvloop": True}
+
+
 def pid_of(bench: Bench, name: str) -> int:
     worker = bench.worker(name)
     assert worker is not None and worker.pid is not None

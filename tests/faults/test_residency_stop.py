@@ -22,6 +22,12 @@ from tests.fixtures.pools import running
 pytestmark = pytest.mark.timeout(40)
 
 
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """The loop that the service runs on."""
+    return "asyncio", {"use_uvloop": True}
+
+
 async def test_stop_lets_answers_finish_and_refuses_what_is_new(tmp_path: Path) -> None:
     watch = WatchSettings(silence_s=5, drain_s=5, kill_grace_s=1)
     async with running(tmp_path, watch=watch) as bench:
