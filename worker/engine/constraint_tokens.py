@@ -26,10 +26,12 @@ class Vocabulary:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise PublicError(
-                501, "unsupported", "This model's tokenizer can't be used with structured output or forced calls."
+                501,
+                "unsupported",
+                "This model's tokenizer can't be used with structured output or forced calls.",
             )
         self.width = width
-        self.size = max(width, backend.get_vocab_size(with_added_tokens=True))
+        self.size: int = max(width, backend.get_vocab_size(with_added_tokens=True))
         self.end_tokens = tuple(sorted(end_tokens))
         self.ll = LLTokenizer(backend.to_str(), n_vocab=self.size, eos_token=list(self.end_tokens))
         self.controls = {
@@ -40,6 +42,8 @@ class Vocabulary:
         """Control tokens by their text."""
         self.spaces = self._spaces()
         """Tokens that are nothing but white space."""
+        self.space_bits = self.bits(self.spaces)
+        self.end_bits = self.bits(self.end_tokens)
 
     @property
     def words(self) -> int:

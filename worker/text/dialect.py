@@ -3,9 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from shared.errors import invalid
+from worker.text.grammar.schema import check
+from worker.text.grammar.spec import Spec
 from worker.text.pieces import Piece
 from worker.text.sentinels import Sentinels
 from worker.text.thinking import Thinking, select_thinking
+from worker.text.thinking_gate import Marker, ThinkingTokens
 from worker.text.toolcalls.family import Family, Plain
 from worker.text.toolcalls.reader import Marks, Reader
 from worker.text.toolcalls.select import select_family
@@ -40,6 +44,38 @@ class Dialect:
             think_end=encode(thinking.end) if thinking else None,
             dropped=self.family.dropped,
         )
+
+    @property
+    def answer_prefix(self) -> str:
+        """What a reply has before an answer that a grammar forces; see Family.answer_prefix."""
+        return self.family.answer_prefix()
+
+    def forced_calls(
+        self, tools: Sequence[Mapping[str, Any]], *, name: str | None = None, many: bool = True
+    ) -> Spec:
+        """The constraint to call tools: any of them, or the one with this name; with `many` several times.
+
+        Raises PublicError 400 that names the field.
+        """
+        known = Tools(tools)
+        if not known.all:
+            raise invalid("A call can't be required without tools to call.", param="tool_choice")
+        for index, tool in enumerate(known.all):
+            check(tool.parameters, f"tools[{index}].function.parameters")
+        chosen = known.all if name is None else [tool for tool in known.all if tool.name == name]
+        if not chosen:
+            raise invalid(f"`tools` has no function named {name!r}.", param="tool_choice.function.name")
+        grammar = self.family.grammar(chosen, many=many)
+        return Spec("calls", grammar, param="tools", spans=self.family.always)
+
+    def thinking_tokens(self, encode: Callable[[str], Sequence[int]]) -> ThinkingTokens | None:
+        """How the model marks its thinking, for a Gate; `encode` makes tokens of markup. None without any."""
+        thought = self.thinking or self.family.thought
+        if thought is None:
+            return None
+        start, end = (Marker(self.sentinels.token(m), m.encode()) for m in (thought.start, thought.end))
+        opening = (start.token,) if start.token is not None else tuple(encode(thought.start))
+        return ThinkingTokens(start, end, opening, tuple(tuple(encode(text)) for text in thought.closings))
 
     def splitter(
         self,

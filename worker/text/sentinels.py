@@ -57,6 +57,12 @@ class Sentinels:
         """Id of the token that is `marker`."""
         return self.vocabulary.get(marker)
 
+    def split(self, markup: str) -> tuple[str, str]:
+        """Markup in two: the letters before its first sentinel token, and the rest."""
+        encoded = self.encode(markup)
+        letters = next((i for i, character in enumerate(encoded) if character in self._token), len(encoded))
+        return encoded[:letters], self.decode(encoded[letters:])
+
     def lark(self, markup: str) -> str:
         """Markup as a sequence of symbols of a grammar: literals, and sentinel tokens by their ids."""
         symbols: list[str] = []

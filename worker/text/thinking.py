@@ -31,6 +31,11 @@ class Thinking(msgspec.Struct, frozen=True):
         """The parts of the markers that may be tokens."""
         return _ATOMS.get(self.start, (self.start, self.end))
 
+    @property
+    def closings(self) -> tuple[str, ...]:
+        """What to say to end a block in the middle: the first for the first time, the last from then on."""
+        return (f"\n{self.end}\n\n" if self.end.startswith("</") else self.end,)
+
     def open_after(self, prompt: str) -> bool:
         """Whether a prompt with this text ends inside a block that it began.
 

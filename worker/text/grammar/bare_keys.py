@@ -91,7 +91,7 @@ class BareKeys:
         if known is None:
             # The name first: the schema may refer to itself.
             known = self._named[reference] = self._grammar.reserve()
-            self._grammar.define(known, self._value(self._found(reference), depth + 1))
+            self._grammar.define(known, self._value(self._found(reference), depth + 1).name)
         return known
 
     def _found(self, reference: str) -> Json:

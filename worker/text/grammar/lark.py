@@ -50,9 +50,9 @@ class Grammar:
         self._rules.append("")
         return Rule(f"r{len(self._rules) - 1}")
 
-    def define(self, reserved: Rule, rule: Rule) -> None:
-        """Let a reserved rule be `rule`."""
-        self._rules[int(reserved.name[1:])] = f"{reserved.name}: {rule.name}"
+    def define(self, reserved: Rule, body: str) -> None:
+        """Give a reserved rule its body."""
+        self._rules[int(reserved.name[1:])] = f"{reserved.name}: {body}"
 
     def body(self, *parts: Part) -> str:
         """Parts one after the other, as the body of a rule."""
@@ -96,16 +96,26 @@ class Grammar:
                 value if isinstance(value, str) else orjson.dumps(value).decode() for value in constants
             ]
             return self.any_of(self.sequence(value + end) for value in written)
+        letters, rest = self._sentinels.split(end)
         pattern = schema.get("pattern", _FORMATS.get(str(schema.get("format"))))
-        literal = self._sentinels.encode(end)
         if isinstance(pattern, str):
-            name = self._terminal(f"/{_searched(pattern)}/ & {without(literal)}")
-            return self.rule(f"{name} {self.body(end)}")
+            body = f"/{_searched(pattern)}/" + (f" & {without(letters)}" if letters else "")
+            return self.rule(f"{self._terminal(body)} {self.body(end)}")
         least, most = _bounds(schema)
-        anything = f"/(.|\\n){{{least},{most}}}/" if (least, most) != ("0", "") else r"/(.|\n)*/"
-        if self._sentinels.token(end) is not None:
+        bounded = (least, most) != ("0", "")
+        anything = f"/(.|\\n){{{least},{most}}}/" if bounded else r"/(.|\n)*/"
+        if not letters:
             return self.rule(f"{anything} {self.body(end)}")
-        return self.rule(anything, f"[suffix={quote(literal)}]")
+        # A text ends with the first such letters, unless a token must follow that then does not.
+        part = self.rule(anything, f"[suffix={quote(letters)}]")
+        if not rest:
+            return part
+        closing = self.body(rest)
+        if bounded:
+            return self.rule(f"{part.name} {closing}")
+        whole = self.reserve()
+        self.define(whole, f"{part.name} ({closing} | {whole.name})")
+        return whole
 
     def _terminal(self, body: str) -> str:
         name = f"T{len(self._rules)}"  # the number counts as a rule's, so that names match places
@@ -142,7 +152,11 @@ class Grammar:
 
     def start(self, *parts: Part) -> str:
         """The whole grammar, beginning with `parts`."""
-        return "\n".join((f"start: {self.body(*parts)}", *self._rules)) + "\n"
+        return f"start: {self.fragment(*parts)}"
+
+    def fragment(self, *parts: Part) -> str:
+        """`parts` as the body of a rule, and on further lines the rules it needs."""
+        return "\n".join((self.body(*parts), *self._rules)) + "\n"
 
     def repeated(self, one: Rule, *, many: bool, between: str = "") -> Rule:
         """`one`, or with `many` one or more of it."""

@@ -14,6 +14,8 @@ MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 64
 MAX_CHOICES: Final = 2_000
 """Values of one enum."""
+MAX_PROPERTIES: Final = 1_000
+"""Properties of one object: compiling takes the square of those that are optional."""
 
 _TYPES: Final = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _ONE: Final = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
@@ -59,6 +61,8 @@ def _check_node(node: Json, path: str, literals: Mapping[str, int]) -> None:
     for key in _MANY:
         if not isinstance(node.get(key, []), list):
             raise _invalid(f"{path}.{key}", f"`{key}` is a list")
+    if len(node.get("properties", ())) > MAX_PROPERTIES:
+        raise _invalid(f"{path}.properties", f"an object may have {MAX_PROPERTIES} properties")
     required = node.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise _invalid(f"{path}.required", "`required` is a list of names")

@@ -5,10 +5,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+import msgspec
+
 from worker.text.sentinels import Sentinels
 from worker.text.toolcalls.reader import Reader
 from worker.text.toolcalls.source import Steps
 from worker.text.toolcalls.tools import Tool
+
+
+class Thought(msgspec.Struct, frozen=True):
+    """Markup around thinking; see Thinking, which has the same for all other models."""
+
+    start: str
+    end: str
+    closings: tuple[str, ...]
 
 
 class Family(ABC):
@@ -19,6 +29,9 @@ class Family(ABC):
 
     always: ClassVar[bool] = False
     """Whether it reads replies to requests without tools too, because it is the format of all replies."""
+
+    thought: ClassVar[Thought | None] = None
+    """How thinking is marked in a format of all replies."""
 
     def __init__(self, sentinels: Sentinels) -> None:
         self.sentinels = sentinels
@@ -43,6 +56,10 @@ class Family(ABC):
     def instructions(self, tools: Sequence[Tool]) -> str | None:
         """What to put into the system message; None where the chat template takes care of the tools."""
         return None
+
+    def answer_prefix(self) -> str:
+        """What comes before an answer that a grammar forces: the body of a rule, then rules it needs."""
+        return ""
 
     @property
     def dropped(self) -> tuple[str, ...]:

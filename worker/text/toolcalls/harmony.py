@@ -15,7 +15,7 @@ from typing import Final
 
 from worker.text.grammar.lark import Grammar, Rule
 from worker.text.sentinels import Sentinels
-from worker.text.toolcalls.family import Family
+from worker.text.toolcalls.family import Family, Thought
 from worker.text.toolcalls.json_call import arguments_object
 from worker.text.toolcalls.reader import Reader
 from worker.text.toolcalls.source import Ended, Malformed, Steps
@@ -34,6 +34,12 @@ class Harmony(Family):
 
     markers = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
     always = True
+    thought = Thought(
+        f"{CHANNEL}analysis{MESSAGE}",
+        END,
+        # First the model may choose between a call and an answer; if it goes on thinking it has to answer.
+        (f"{END}{START}assistant", f"{END}{START}assistant{CHANNEL}final{MESSAGE}"),
+    )
 
     def __init__(self, sentinels: Sentinels) -> None:
         super().__init__(sentinels)
@@ -92,9 +98,13 @@ class Harmony(Family):
             )
             for tool in tools
         ]
-        return grammar.start(self.analysis(grammar), grammar.any_of(calls))
+        return grammar.start(self._analysis(grammar), grammar.any_of(calls))
 
-    def analysis(self, grammar: Grammar) -> Rule:
+    def answer_prefix(self) -> str:
+        grammar = Grammar(self.sentinels)
+        return grammar.fragment(self._analysis(grammar), f"{CHANNEL}final{MESSAGE}")
+
+    def _analysis(self, grammar: Grammar) -> Rule:
         """Thinking before what the grammar is about, if the model wants to."""
         text = grammar.rule(r"/(.|\n)*/")
         whole = grammar.sequence(f"{CHANNEL}analysis{MESSAGE}", text, f"{END}{START}assistant")

@@ -74,17 +74,20 @@ class Invoke(MarkedFamily):
     def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
         grammar = Grammar(self.sentinels)
         calls = grammar.any_of([self._call(grammar, tool) for tool in tools])
-        several = grammar.repeated(calls, many=many, between=self.break_)
-        return grammar.start(self.start + self.break_, several, self.break_ + self.end)
+        return grammar.start(self.start + self.break_, grammar.repeated(calls, many=many), self.end)
 
     def _call(self, grammar: Grammar, tool: Tool) -> Rule:
+        # Every element ends with its break: what may follow then differs from its first letters on, as the
+        # compiler's lexer wants it.
         elements: list[Rule] = []
         for name, schema in tool.properties.items():
             value = grammar.value(schema, tool.parameters, self.parameter[1] + self.break_)
             tag = f'{self.parameter[0]} name="{name}"{self.kind(schema)}>'
             element = grammar.sequence(tag, value)
             elements.append(element if name in tool.required else grammar.optional(element))
-        return grammar.sequence(f'{self.call[0]} name="{tool.name}">{self.break_}', *elements, self.call[1])
+        return grammar.sequence(
+            f'{self.call[0]} name="{tool.name}">{self.break_}', *elements, self.call[1] + self.break_
+        )
 
     def kind(self, schema: Schema) -> str:
         """Further attributes of a parameter."""

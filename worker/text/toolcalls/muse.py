@@ -9,12 +9,16 @@ to=self<|message|>The user wants...<|eom|>
 <|start|>assistant to=user<|message|>It is sunny.<|eot|>
 """
 
+from collections.abc import Sequence
 from typing import Final
 
+from worker.text.grammar.lark import Grammar, Rule
 from worker.text.sentinels import Sentinels
+from worker.text.toolcalls.family import Thought
 from worker.text.toolcalls.invoke import Invoke
 from worker.text.toolcalls.reader import Reader
 from worker.text.toolcalls.source import Ended, Malformed, Steps
+from worker.text.toolcalls.tools import Tool
 
 _HEADER_LIMIT: Final = 256
 
@@ -32,6 +36,11 @@ class Muse(Invoke):
     strip = "space"
     untyped = "json"
     always = True
+    thought = Thought(
+        "to=self<|message|>",
+        "<|eom|>",
+        ("<|eom|><|start|>assistant ", "<|eom|><|start|>assistant to=user<|message|>"),
+    )
 
     def __init__(self, sentinels: Sentinels) -> None:
         super().__init__(sentinels)
@@ -68,3 +77,20 @@ class Muse(Invoke):
 
     def _calls(self, reader: Reader) -> Steps[None]:
         yield from reader.attempt(self._marked(reader), self._end)
+
+    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
+        grammar = Grammar(self.sentinels)
+        calls = []
+        for tool in tools:
+            several = grammar.repeated(self._call(grammar, tool), many=many)
+            head = f"to={tool.name}<|message|>{self.start}\n"
+            calls.append(grammar.sequence(head, several, self.end))
+        return grammar.start(self._thinking(grammar), grammar.any_of(calls))
+
+    def answer_prefix(self) -> str:
+        grammar = Grammar(self.sentinels)
+        return grammar.fragment(self._thinking(grammar), "to=user<|message|>")
+
+    def _thinking(self, grammar: Grammar) -> Rule:
+        whole = grammar.sequence("to=self<|message|>", grammar.text({}, "<|eom|>"), "<|start|>assistant ")
+        return grammar.optional(whole)

@@ -1,4 +1,4 @@
-"""Follows a row's thinking by its tokens, in the engine: a constraint begins when it ends, a budget ends it."""
+"""A row's thinking, followed by its tokens: a constraint begins when it ends, a budget ends it."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -58,6 +58,11 @@ class Gate:
     def forced(self) -> int | None:
         """The token that must come next, if one must."""
         return self._forced[0] if self._forced else None
+
+    @property
+    def opening(self) -> tuple[int, ...]:
+        """What the model says to begin a block."""
+        return self._thinking.opening
 
     def force(self, tokens: Sequence[int]) -> None:
         """Let these come next."""

@@ -1,0 +1,128 @@
+"""Forced calls: whatever a model says under the grammar of its family is a valid call, in its own syntax."""
+
+from typing import Any
+
+import pytest
+
+from shared.errors import PublicError
+from tests.unit.constraints.validate import problem
+from tests.unit.constraints.walks import END, Model, model, say, tool, walk
+from tests.unit.text.replies import pieces_of, seen
+from tests.unit.text.samples import FAMILIES
+from worker.text.grammar.spec import Spec
+from worker.text.toolcalls.family import Family
+from worker.text.toolcalls.harmony import Harmony
+from worker.text.toolcalls.hermes import Hermes
+
+NODE = {"type": "object", "properties": {"id": {"type": "integer", "minimum": 0, "maximum": 9},
+        "next": {"$ref": "#/$defs/node"}}, "required": ["id"]}  # fmt: skip
+
+TOOLS: tuple[dict[str, Any], ...] = (
+    tool(
+        "get_weather",
+        {
+            "city": {"type": "string", "minLength": 1, "maxLength": 20},
+            "unit": {"enum": ["celsius", "fahrenheit"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14},
+            "metric": {"type": "boolean"},
+        },
+        required=["city", "unit"],
+    ),
+    tool("get_time", {}),
+    {"type": "function", "function": {"name": "ping"}},
+    tool(
+        "plan",
+        {
+            "when": {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}$"},
+            "places": {"type": "array", "items": {"enum": ["Oslo", "Paris"]}, "minItems": 1, "maxItems": 3},
+            "route": {
+                "type": "object",
+                "properties": {
+                    "by": {"const": "train"},
+                    "limit": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 99}, {"type": "null"}]},
+                },
+                "required": ["by"],
+            },
+            "note": {"type": ["string", "null"], "maxLength": 12},
+            "chain": {"$ref": "#/$defs/node"},
+        },
+        required=["when", "places", "route"],
+        **{"$defs": {"node": NODE}},
+    ),
+)
+SCHEMAS: dict[str, Any] = {t["function"]["name"]: t["function"].get("parameters", {}) for t in TOOLS}
+
+families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+# A format of all replies has its markers as tokens, or the model could not end its thinking by chance.
+spelled = pytest.mark.parametrize(
+    ("family", "tokens"),
+    [(family, tokens) for tokens in (True, False) for family in FAMILIES if tokens or not family.always],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "tokens" if value else "letters",
+)
+
+
+def calls(model: Model, spec: Spec, seed: int) -> list[tuple[str, Any]]:
+    said = walk(model, model.control(spec), seed=seed)
+    view = seen(pieces_of(model.dialect.splitter(TOOLS), model.stream(said)))
+    assert not view.flagged and not view.content.strip() and not view.voided, model.text(said)
+    for name, arguments in view.calls:
+        assert problem(arguments, {"type": "object", **SCHEMAS[name]}) is None, model.text(said)
+    return view.calls
+
+
+@spelled
+def test_whatever_is_said_is_one_valid_call(family: type[Family], tokens: bool) -> None:
+    forced = model(family, tokens).dialect.forced_calls(TOOLS, many=False)
+    made = [calls(model(family, tokens), forced, seed) for seed in range(4)]
+    assert all(len(call) == 1 for call in made)
+    assert len({name for ((name, _),) in made}) > 1
+
+
+@families
+def test_a_named_tool_is_called(family: type[Family]) -> None:
+    for name in SCHEMAS:
+        forced = model(family).dialect.forced_calls(TOOLS, name=name, many=False)
+        assert [called for called, _ in calls(model(family), forced, seed=1)] == [name]
+
+
+@spelled
+def test_several_calls_where_they_may_be_several(family: type[Family], tokens: bool) -> None:
+    forced = model(family, tokens).dialect.forced_calls(TOOLS[1:3])
+    counts = {len(calls(model(family, tokens), forced, seed)) for seed in range(8)}
+    # Harmony ends a reply with its call.
+    assert counts == {1} if family is Harmony else max(counts) > 1
+
+
+def test_a_call_can_not_be_forced_without_tools_or_of_an_unknown_one() -> None:
+    with pytest.raises(PublicError, match="without tools"):
+        model(Hermes).dialect.forced_calls(())
+    with pytest.raises(PublicError, match="no function named 'other'") as caught:
+        model(Hermes).dialect.forced_calls(TOOLS, name="other")
+    assert caught.value.param == "tool_choice.function.name"
+
+
+def test_a_tool_with_a_schema_that_is_none_names_the_tool() -> None:
+    with pytest.raises(PublicError) as caught:
+        model(Hermes).dialect.forced_calls((tool("x", {"a": {"type": "strin"}}),))
+    assert caught.value.param == "tools[0].function.parameters.properties.a.type"
+    assert caught.value.status == 400
+
+
+def test_keywords_that_can_not_be_enforced_do_not_keep_a_call_from_being_forced() -> None:
+    odd = tool("x", {"a": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}})
+    forced = model(Hermes).dialect.forced_calls((odd,), many=False)
+    said = walk(model(Hermes), model(Hermes).control(forced), seed=3)
+    view = seen(pieces_of(model(Hermes).dialect.splitter((odd,)), model(Hermes).stream(said)))
+    assert view.calls[0][0] == "x"
+
+
+def test_harmony_may_think_before_a_forced_call() -> None:
+    forced = model(Harmony).dialect.forced_calls(TOOLS, name="get_time")
+    control = model(Harmony).control(forced)
+    say(control, model(Harmony), "<|channel|>analysis<|message|>Time, then.<|end|><|start|>assistant")
+    say(
+        control,
+        model(Harmony),
+        "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}<|call|>",
+    )
+    assert model(Harmony).allowed(control) == [END]

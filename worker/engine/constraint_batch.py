@@ -1,0 +1,124 @@
+"""mlx-lm's batch with constraints: one pass over all rows a step, while the forward pass runs.
+
+As logits processors of its rows mlx-lm would run constraints one by one, each waiting for the last token
+before the forward pass is even started. Here the forward pass is started first; the last tokens are there
+already, for they are what it computes on; the masks are made while it runs.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
+
+from worker.engine.constraint_rows import Control
+
+
+class ConstrainedRows(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no types
+    """Rows that decode together. A row's control is one of its logits processors."""
+
+    uids: list[int]
+    tokens: list[list[int]]
+    _next_tokens: Any
+    _next_logprobs: list[Any]
+
+    def _step(self) -> tuple[list[int], list[Any]]:
+        controls = [_control(processors or ()) for processors in self.logits_processors]
+        masks = next((control.masks for control in controls if control is not None), None)
+        if masks is None:
+            step: tuple[list[int], list[Any]] = super()._step()
+            return step
+        inputs = self._current_tokens = self._next_tokens
+        self._current_logprobs = self._next_logprobs
+        logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        mx.eval(inputs, self._current_logprobs)
+        tokens: list[int] = inputs.tolist()
+        for control, token in zip(controls, tokens, strict=True):
+            if control is not None:
+                control.follow(token)
+        logits = self._processed(logits, inputs)
+        bits = masks.fill(controls)
+        if bits is not None:
+            logits = masks.apply(logits, bits)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        self._next_tokens = self._sampled(logprobs)
+        self._next_logprobs = list(logprobs)
+        mx.async_eval(self._next_tokens, self._next_logprobs)  # type: ignore[no-untyped-call]
+        for row, token in zip(self.tokens, tokens, strict=True):
+            row.append(token)
+        return tokens, self._current_logprobs
+
+    def _processed(self, logits: Any, inputs: Any) -> Any:
+        """The rows' other processors, before the grammar has the last word."""
+        rows = []
+        touched = False
+        for index, processors in enumerate(self.logits_processors):
+            row = logits[index : index + 1]
+            others = [processor for processor in processors or () if not isinstance(processor, Control)]
+            if others:
+                touched = True
+                context = self._token_context[index].update_and_fetch(inputs[index : index + 1])
+                for processor in others:
+                    row = processor(context, row)
+            rows.append(row)
+        return mx.concatenate(rows, axis=0) if touched else logits
+
+    def _sampled(self, logprobs: Any) -> Any:
+        """One call of a sampler for each run of rows that share it."""
+        samplers = [sampler or self.fallback_sampler for sampler in self.samplers or [None] * len(self.uids)]
+        drawn = []
+        start = 0
+        for sampler, run in itertools.groupby(samplers):
+            end = start + len(list(run))
+            drawn.append(sampler(logprobs[start:end]))
+            start = end
+        return drawn[0] if len(drawn) == 1 else mx.concatenate(drawn, axis=0)
+
+
+class ConstrainedPrompts(PromptProcessingBatch):  # type: ignore[misc]
+    """Prompts whose rows then decode in a ConstrainedRows."""
+
+    uids: list[int]
+    prompt_cache: list[Any]
+    tokens: list[list[int]]
+    samplers: list[Any]
+    logits_processors: list[Any]
+    max_tokens: list[int]
+
+    def generate(self, tokens: list[list[int]]) -> ConstrainedRows:
+        """Compute what is left of the prompts and begin to decode."""
+        if any(len(prompt) > 1 for prompt in tokens):
+            self.prompt([prompt[:-1] for prompt in tokens])
+        rows = ConstrainedRows(
+            self.model,
+            self.uids,
+            mx.array([prompt[-1] for prompt in tokens]),
+            self.prompt_cache,
+            self.tokens,
+            self.samplers,
+            self.fallback_sampler,
+            self.logits_processors,
+            self.stop_sequences,
+            self.max_tokens,
+        )
+        self.uids, self.prompt_cache, self.tokens = [], [], []
+        self.samplers, self.logits_processors, self.max_tokens = [], [], []
+        return rows
+
+
+class ConstrainedGenerator(BatchGenerator):  # type: ignore[misc]
+    """mlx-lm's BatchGenerator with rows that may be constrained: a Control among their logits processors."""
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        super().__init__(model, **options)
+        # These two live as long as the generator: every other batch is merged into them or split off them.
+        self._prompt_batch = ConstrainedPrompts.empty(
+            self.model, self.sampler, prefill_step_size=self.prefill_step_size
+        )
+        self._generation_batch = ConstrainedRows.empty(self.model, self.sampler)
+
+
+def _control(processors: Sequence[Any]) -> Control | None:
+    return next((processor for processor in processors if isinstance(processor, Control)), None)
