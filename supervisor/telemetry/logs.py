@@ -121,7 +121,7 @@ class Terminal:
 
 
 class LibraryLogs(logging.Handler):
-    """Makes events of what libraries log at warning and above: uvicorn, asyncio and the rest.
+    """Makes events of what is logged at warning and above: by asyncio, the HTTP server, any library.
 
     Only the first line of a message and an exception's type and place are kept. The rest, and the
     exception's own text, may quote what a client sent.
