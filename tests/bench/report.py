@@ -80,7 +80,7 @@ def print_part(name: str, rows: Sequence[Row]) -> None:
     header = ("", "ours", "reference", "ratio", "goal")
     lines = [
         (
-            f"{row.what}, {row.unit}",
+            f"{row.what}, {row.unit}" if row.unit else row.what,
             _number(row.value),
             "" if row.reference is None else _number(row.reference),
             "" if row.ratio is None else f"{row.ratio:.3f}",

@@ -19,6 +19,7 @@ def folder() -> Path:
     return starter_model()
 
 
+@pytest.mark.timeout(180)
 def test_all_272_tensors_are_exactly_the_file_s(folder: Path) -> None:
     source = find_starter()
     assert source is not None
@@ -41,6 +42,7 @@ def test_all_272_tensors_are_exactly_the_file_s(folder: Path) -> None:
         np.testing.assert_array_equal(ours, theirs[gguf_name(name)], err_msg=name)
 
 
+@pytest.mark.timeout(180)
 def test_it_knows_the_capital_of_france(folder: Path) -> None:
     model, tokenizer = load(str(folder))
     question = [{"role": "user", "content": "What is the capital of France?"}]
