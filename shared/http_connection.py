@@ -10,7 +10,15 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from shared.errors import PublicError
-from shared.http_exchange import HIGH_WATER_BYTES, AsgiApp, Exchange, send_error, status_line
+from shared.http_exchange import (
+    EXTENSION,
+    HIGH_WATER_BYTES,
+    AsgiApp,
+    Exchange,
+    Scope,
+    send_error,
+    status_line,
+)
 from shared.http_reader import Head, Limits, Reading, Refusal, RequestReader
 
 log = logging.getLogger(__name__)
@@ -123,7 +131,7 @@ class HttpConnection(asyncio.Protocol):
     def on_request(self, head: Head) -> None:
         raw_path, _, query = head.target.partition(b"?")
         path = raw_path.decode("latin-1")
-        scope = {
+        scope: Scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": head.http_version,
@@ -139,10 +147,13 @@ class HttpConnection(asyncio.Protocol):
         }
         exchange = Exchange(
             self,
-            scope,
+            head.method,
+            head.http_version,
             keep_alive=head.keep_alive and not self._closing,
             expects_continue=head.expects_continue,
         )
+        scope["extensions"] = {EXTENSION: exchange}
+        exchange.scope = scope
         self._exchanges.append(exchange)
         if len(self._exchanges) == 1:
             self._start(exchange)
@@ -163,13 +174,15 @@ class HttpConnection(asyncio.Protocol):
         task.add_done_callback(self._registry.tasks.discard)
 
     async def _run(self, exchange: Exchange) -> None:
+        # The scope holds the exchange: the two must not hold each other for longer than this.
+        scope, exchange.scope = exchange.scope, {}
         try:
-            await self._registry.app(exchange.scope, exchange.receive, exchange.send)
+            await self._registry.app(scope, exchange.receive, exchange.send)
         except asyncio.CancelledError:
             self.abort()
             raise
         except Exception:
-            log.exception("the application failed on %s %s", exchange.scope["method"], exchange.scope["path"])
+            log.exception("the application failed on %s %s", scope["method"], scope["path"])
             if exchange.started and not exchange.complete:
                 self.abort()
             elif not exchange.started:

@@ -15,6 +15,7 @@ AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 HIGH_WATER_BYTES: Final = 64 * 1024
 """Reading from the client pauses while the application has more than this of a body before it."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_EVENT_END: Final = b"\n\n"
 EXTENSION: Final = "mlx_supervisor.exchange"
 """Where in the scope's `extensions` an application finds its Exchange."""
 
@@ -67,10 +68,41 @@ class Wire(Protocol):
 
 
 class Exchange:
-    """`receive` and `send` are ASGI's. An application that needs more finds the exchange itself by `of`."""
+    """`receive` and `send` are ASGI's. An application that needs more finds the exchange itself by `of`.
 
-    def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
-        self.scope = scope
+    `begin`, `write` and `finish` say the same as `send` does, without messages and without waiting.
+    """
+
+    __slots__ = (
+        "_body",
+        "_body_given",
+        "_expects_continue",
+        "_framing",
+        "_head",
+        "_is_event_stream",
+        "_last_body",
+        "_on_gone",
+        "_remaining_bytes",
+        "_waiter",
+        "_wire",
+        "body_complete",
+        "buffered_bytes",
+        "complete",
+        "gone",
+        "http_version",
+        "keep_alive",
+        "method",
+        "scope",
+        "started",
+    )
+
+    def __init__(
+        self, wire: Wire, method: str, http_version: str, *, keep_alive: bool, expects_continue: bool
+    ) -> None:
+        self.scope: Scope = {}
+        """Until the application is started."""
+        self.method = method
+        self.http_version = http_version
         self.keep_alive = keep_alive
         self.body_complete = False
         self.buffered_bytes = 0
@@ -88,8 +120,7 @@ class Exchange:
         self._framing: _Framing = "none"
         self._remaining_bytes = 0
         self._is_event_stream = False
-        self._last_body = b"\n\n"
-        scope["extensions"] = {EXTENSION: self}
+        self._last_body = _EVENT_END
 
     @staticmethod
     def of(scope: Scope) -> "Exchange":
@@ -101,10 +132,6 @@ class Exchange:
     def expects_continue(self) -> bool:
         """Whether the client waits for a word before it sends the body."""
         return self._expects_continue
-
-    def abort(self) -> None:
-        """Cut the connection, so that the client can't take what it got for a whole answer."""
-        self._wire.abort()
 
     def while_connected(self) -> "WhileConnected":
         """A context manager that ends its block with ClientGone when the client disconnects."""
@@ -132,33 +159,28 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """A part of the answer. Waits while the client reads too slowly; drops it when the client is gone."""
+        await self.writable()
+        if message["type"] == "http.response.start":
+            self.begin(message["status"], message.get("headers", ()))
+        elif message.get("more_body", False):
+            self.write(message.get("body", b""))
+        else:
+            self.finish(message.get("body", b""))
+
+    async def writable(self) -> None:
+        """Wait until the client has read enough of what was sent, or is gone."""
         while self._wire.blocked is not None and not self.gone:
             await asyncio.shield(self._wire.blocked)
+
+    def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """The head of the answer."""
         if self.gone:
             return
-        if message["type"] == "http.response.body":
-            self._send_body(message.get("body", b""), message.get("more_body", False))
-        else:
-            self._send_head(message["status"], message.get("headers", ()))
-
-    def write(self, body: bytes) -> asyncio.Future[None] | None:
-        """A piece of the answer's body, of which more follows, without ASGI's message and task.
-
-        When a future comes back, the client reads slowly: whoever has more waits until it is done.
-        """
-        if self.gone:
-            return None
-        self._send_body(body, True)
-        return self._wire.blocked
-
-    def _send_head(self, status: int, headers: Any) -> None:
         if self.started:
             raise RuntimeError("a second head was sent for one answer")
         length: bytes | None = None
         lines = [status_line(status)]
         for name, value in headers:
-            if b"\n" in value or b"\r" in value or b"\n" in name:
-                raise RuntimeError(f"a header's value must be one line: {name!r}")
             key = name.lower()
             if key == b"content-length":
                 length = value
@@ -167,13 +189,13 @@ class Exchange:
                 continue
             elif key == b"content-type":
                 self._is_event_stream = value.startswith(b"text/event-stream")
-            lines += (name, b": ", value, b"\r\n")
-        if status in (204, 304) or self.scope["method"] == "HEAD":
+            lines.append(b"%b: %b\r\n" % (name, value))
+        if status in (204, 304) or self.method == "HEAD":
             self._framing = "none"
         elif length is not None:
             self._framing = "length"
             self._remaining_bytes = int(length)
-        elif self.scope["http_version"] == "1.1":
+        elif self.http_version == "1.1":
             self._framing = "chunked"
             lines.append(b"transfer-encoding: chunked\r\n")
         else:
@@ -182,42 +204,68 @@ class Exchange:
         # What is left of an unread body would be taken for the next request.
         if not self.body_complete:
             self.keep_alive = False
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            raise RuntimeError("a header of an answer was more than one line")
         self.started = True
-        lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
         # It mostly goes out with the first piece of the body; a write costs more than all this here.
-        self._head = b"".join(lines)
-        self._wire.loop.call_soon(self._write, b"")
+        self._head = head + b"\r\n"
+        self._wire.loop.call_soon(self._send, b"")
 
-    def _write(self, data: bytes) -> None:
+    def write(self, body: bytes) -> asyncio.Future[None] | None:
+        """A piece of the answer's body, of which more follows.
+
+        When a future comes back, the client reads slowly: whoever has more waits until it is done.
+        """
+        if self.gone:
+            return None
+        self._check_open()
+        if body and self._framing == "chunked":
+            self._last_body = body
+            self._send(b"%x\r\n%b\r\n" % (len(body), body))
+        elif body and self._framing != "none":
+            self._count(len(body))
+            self._send(body)
+        return self._wire.blocked
+
+    def finish(self, body: bytes = b"") -> None:
+        """The last piece of the answer's body, and its end."""
+        if self.gone:
+            return
+        self._check_open()
+        if self._framing == "chunked":
+            self._send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n")
+        elif self._framing == "none":
+            self._send(b"")
+        else:
+            self._count(len(body))
+            if self._framing == "length" and self._remaining_bytes:
+                raise RuntimeError("an answer was shorter than its content-length")
+            self._send(body)
+        self.complete = True
+        self._wake()
+        self._wire.finished(self)
+
+    def abort(self) -> None:
+        """Cut the connection, so that the client can't take what it got for a whole answer."""
+        self._wire.abort()
+
+    def _check_open(self) -> None:
+        if not self.started or self.complete:
+            raise RuntimeError("a part of an answer's body was sent outside of the answer")
+
+    def _count(self, size_bytes: int) -> None:
+        self._remaining_bytes -= size_bytes
+        if self._remaining_bytes < 0 and self._framing == "length":
+            raise RuntimeError("an answer was longer than its content-length")
+
+    def _send(self, data: bytes) -> None:
         if self._head:
             data, self._head = self._head + data, b""
         if data and not self.gone:
             self._wire.transport.write(data)
-
-    def _send_body(self, body: bytes, more: bool) -> None:
-        if not self.started or self.complete:
-            raise RuntimeError("a part of an answer's body was sent outside of the answer")
-        framing = self._framing
-        if framing == "chunked":
-            if body:
-                end = b"" if more else b"0\r\n\r\n"
-                self._write(b"%x\r\n%b\r\n%b" % (len(body), body, end))
-                self._last_body = body
-            elif not more:
-                self._write(b"0\r\n\r\n")
-        elif framing != "none" and body:
-            if framing == "length":
-                self._remaining_bytes -= len(body)
-                if self._remaining_bytes < 0:
-                    raise RuntimeError("an answer was longer than its content-length")
-            self._write(body)
-        if not more:
-            self._write(b"")
-            if framing == "length" and self._remaining_bytes:
-                raise RuntimeError("an answer was shorter than its content-length")
-            self.complete = True
-            self._wake()
-            self._wire.finished(self)
 
     # What follows is called by the connection.
 
@@ -247,12 +295,12 @@ class Exchange:
     def probe(self) -> None:
         """Send something that means nothing, if the answer is at a point that allows it: an interim answer
         before the head, a comment between two events. Anything else that is sent soon does as well."""
-        if self._wire.blocked is not None or self.scope["http_version"] != "1.1":
+        if self._wire.blocked is not None or self.http_version != "1.1":
             return
         if not self.started:
-            self._wire.transport.write(_CONTINUE)
-        elif self._is_event_stream and self._framing == "chunked" and self._last_body.endswith(b"\n\n"):
-            self._wire.transport.write(b"3\r\n:\n\n\r\n")
+            self._send(_CONTINUE)
+        elif self._is_event_stream and self._framing == "chunked" and self._last_body.endswith(_EVENT_END):
+            self._send(b"3\r\n:\n\n\r\n")
 
     def watch(self, on_gone: Callable[[], None] | None) -> None:
         """Call `on_gone` at the disconnect; None calls nobody."""

@@ -5,9 +5,9 @@ it is. Back-pressure holds both ways: the worker waits while the client reads sl
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from shared.errors import Api, PublicError
 from shared.http_exchange import Exchange
@@ -41,16 +41,17 @@ class Slots(Protocol):
 
 
 class Forwarded(NamedTuple):
-    """A request that goes to a worker. `send` is ASGI's, `fields` are the client's headers by name."""
+    """A request that goes to a worker. `fields` are the client's headers by name, `extra` are headers that
+    the answer carries besides the worker's."""
 
     exchange: Exchange
-    send: Callable[[Any], Awaitable[None]]
     entry: ModelEntry
     api: Api
     method: str
     target: bytes
     fields: Mapping[bytes, bytes]
     body: bytes
+    extra: Sequence[tuple[bytes, bytes]] = ()
 
 
 async def forward(request: Forwarded, pool: Slots) -> None:
@@ -73,7 +74,7 @@ async def forward(request: Forwarded, pool: Slots) -> None:
                     return
                 except UpstreamError as error:
                     if request.exchange.started:
-                        await answer.cut(await slot.failure())
+                        answer.cut(await slot.failure())
                         return
                     if failed:
                         raise await slot.failure() from error
@@ -84,7 +85,7 @@ class _Answer:
     """What the client gets: the worker's answer, or as much of it as there is and word of its end."""
 
     def __init__(self, request: Forwarded) -> None:
-        self._send = request.send
+        self._extra = request.extra
         self._exchange = request.exchange
         self._api = request.api
         self._is_events = False
@@ -93,20 +94,25 @@ class _Answer:
 
     async def pass_on(self, response: UpstreamResponse) -> None:
         """Raises UpstreamError when the worker's answer is cut."""
-        headers = [header for header in response.headers if header[0] not in _HOP_BY_HOP]
-        start = {"type": "http.response.start", "status": response.status, "headers": headers}
-        kind = next((value for name, value in headers if name == b"content-type"), b"")
-        if kind.startswith(b"text/event-stream"):
-            self._is_events = True
-            await self._send(start)
+        headers = []
+        for header in response.headers:
+            name, value = header
+            if name == b"content-type" and value.startswith(b"text/event-stream"):
+                self._is_events = True
+            if name not in _HOP_BY_HOP:
+                headers.append(header)
+        headers += self._extra
+        exchange = self._exchange
+        if self._is_events:
+            exchange.begin(response.status, headers)
             await response.pipe(self._pass_on_events)
         else:
             # With nothing sent yet, an answer that is cut at its start can still be asked for again.
             first = await anext(response, b"")
-            await self._send(start)
-            await self._send({"type": "http.response.body", "body": first, "more_body": True})
-            await response.pipe(self._exchange.write)
-        await self._send({"type": "http.response.body", "body": self._held, "more_body": False})
+            exchange.begin(response.status, headers)
+            exchange.write(first)
+            await response.pipe(exchange.write)
+        exchange.finish(self._held)
 
     def _pass_on_events(self, chunk: bytes) -> asyncio.Future[None] | None:
         """Send whole events, and keep what has come of the next one."""
@@ -124,12 +130,10 @@ class _Answer:
         self._in_event = False
         return self._exchange.write(chunk)
 
-    async def cut(self, error: PublicError) -> None:
+    def cut(self, error: PublicError) -> None:
         """The worker failed in the middle: the client must not take what it has for all there is."""
         if not self._is_events:
             self._exchange.abort()
             return
         frame = error.frame(self._api)
-        if self._in_event:
-            frame = _EVENT_END + frame
-        await self._send({"type": "http.response.body", "body": frame, "more_body": False})
+        self._exchange.finish(_EVENT_END + frame if self._in_event else frame)

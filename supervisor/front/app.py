@@ -11,7 +11,7 @@ import msgspec
 from shared.errors import Api, PublicError
 from shared.http_exchange import AsgiApp, ClientGone, Exchange, Message, send_answer, send_error
 from supervisor.catalog.catalog import Catalog
-from supervisor.front.access import Access, Fields, fields_of, preflight
+from supervisor.front.access import Access, Fields, Headers, fields_of, preflight
 from supervisor.front.body import open_envelope, read_body
 from supervisor.relay import Forwarded, Slots, forward
 from supervisor.routes.health import health_of
@@ -46,13 +46,15 @@ class Front:
             cors = self._access.check(scope["method"], fields)
             if cors:
                 send = _Labelled(send, cors)
-            await self._serve(scope, fields, receive, send, api)
+            await self._serve(scope, fields, cors, receive, send, api)
         except ClientGone:
             return
         except PublicError as error:
             await send_error(send, error, api)
 
-    async def _serve(self, scope: Any, fields: Fields, receive: Any, send: Any, api: Api) -> None:
+    async def _serve(
+        self, scope: Any, fields: Fields, cors: Headers, receive: Any, send: Any, api: Api
+    ) -> None:
         path: bytes = scope["raw_path"]
         if path in FORWARDED:
             if scope["method"] != "POST":
@@ -60,7 +62,7 @@ class Front:
                     await send_answer(send, 204, preflight(fields, "POST"), b"")
                     return
                 raise method_not_allowed("POST")
-            await self._forward(scope, fields, receive, send, api)
+            await self._forward(scope, fields, cors, receive, api)
             return
         if path == b"/health":
             await self._health(scope["method"], send)
@@ -84,11 +86,11 @@ class Front:
         body = msgspec.json.encode(health_of(self._pool.engine()))
         await send_answer(send, 200, [(b"content-type", b"application/json")], body)
 
-    async def _forward(self, scope: Any, fields: Fields, receive: Any, send: Any, api: Api) -> None:
+    async def _forward(self, scope: Any, fields: Fields, cors: Headers, receive: Any, api: Api) -> None:
         body = await read_body(receive, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
         entry = self._catalog.resolve(open_envelope(body).model)
         request = Forwarded(
-            Exchange.of(scope), send, entry, api, scope["method"], scope["raw_path"], fields, body
+            Exchange.of(scope), entry, api, scope["method"], scope["raw_path"], fields, body, cors
         )
         await forward(request, self._pool)
 

@@ -7,7 +7,7 @@ import asyncio
 import os
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from shared import __version__
 from shared.errors import PublicError
@@ -99,14 +99,14 @@ def control(parts: Parts) -> APIRouter:
         return Json(ModelViews(tuple(view(entry) for entry in parts.catalog.entries())))
 
     @router.post("/models/{name:path}/load")
-    async def load(name: str) -> Json:
-        entry = parts.catalog.resolve(name)
+    async def load(request: Request) -> Json:
+        entry = parts.catalog.resolve(request.path_params["name"])
         await parts.pool.load(entry)
         return Json(ModelState(entry.id, parts.pool.state_of(entry.id)))
 
     @router.post("/models/{name:path}/unload")
-    async def unload(name: str) -> Json:
-        model_id = name
+    async def unload(request: Request) -> Json:
+        name = model_id = request.path_params["name"]
         try:
             model_id = parts.catalog.resolve(name).id
         except PublicError:

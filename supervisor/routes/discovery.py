@@ -4,7 +4,7 @@ Source of the model object's shape: OpenAI's `Model`; what is added to it is our
 """
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from shared import __version__
 from supervisor.catalog.catalog import ModelEntry
@@ -86,8 +86,8 @@ def discovery(parts: Parts) -> APIRouter:
         return Json(Cards(tuple(card(entry) for entry in served())))
 
     @router.api_route("/v1/models/{name:path}", methods=READ)
-    async def model(name: str) -> Json:
-        return Json(card(parts.catalog.resolve(name)))
+    async def model(request: Request) -> Json:
+        return Json(card(parts.catalog.resolve(request.path_params["name"])))
 
     @router.api_route("/engine", methods=READ)
     async def engine() -> Json:

@@ -5,6 +5,7 @@ them waits for the end of the imports.
 """
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING, Any
 
 from shared.http_exchange import ClientGone, Exchange
@@ -27,8 +28,15 @@ class Routes:
             self._loading = asyncio.get_running_loop().create_task(self._load())
 
     async def _load(self) -> "tuple[FastAPI, FastAPI]":
-        apps = await asyncio.to_thread(_import)
-        return apps.build_public_app(self._parts), apps.build_control_app(self._parts)
+        apps = await asyncio.to_thread(self._build)
+        # What is there now stays: a collection that went through all of it would stop every stream.
+        gc.freeze()
+        return apps
+
+    def _build(self) -> "tuple[FastAPI, FastAPI]":
+        from supervisor.routes.apps import build_control_app, build_public_app
+
+        return build_public_app(self._parts), build_control_app(self._parts)
 
     async def public(self, scope: Any, receive: Any, send: Any) -> None:
         """What the public listener answers by itself."""
@@ -53,9 +61,3 @@ class Routes:
         """Wait for a load that is under way: a thread that imports can't be stopped."""
         if self._loading is not None:
             await asyncio.wait([self._loading])
-
-
-def _import() -> Any:
-    from supervisor.routes import apps
-
-    return apps

@@ -568,6 +568,16 @@ async def test_a_page_that_is_allowed(tmp_path: Path) -> None:
             assert answer.headers["access-control-allow-origin"] == "https://chat.example"
 
 
+async def test_a_page_gets_its_headers_in_a_stream_and_in_an_error(tmp_path: Path) -> None:
+    settings = ServerSettings(cors_origins=("https://chat.example",))
+    events = says(EVENTS, chunk(b"data: 1\n\n"), END)
+    page = ("Host: localhost", "Origin: https://chat.example")
+    async with supervised(tmp_path, events, server=settings) as here, connected(here.address) as wire:
+        for body in (BODY, b"{"):
+            answer = await wire.ask(CHAT, body, headers=page)
+            assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+
+
 async def test_health_waits_for_nothing(tmp_path: Path) -> None:
     async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
         assert json.loads((await wire.ask("/health")).body) == {"status": "ok", "reasons": []}
