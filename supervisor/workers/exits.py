@@ -16,7 +16,7 @@ class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
     code: int | None = None
     signal: str | None = None
     cause: str | None = None
-    """Why we ended it, or why it could not be started."""
+    """Why we ended it, what it said was wrong, or why it could not be started."""
     lived_s: float = 0.0
     last_lines: tuple[str, ...] = ()
     """The last lines that it wrote to stderr, oldest first."""

@@ -17,7 +17,7 @@ def unavailable(model_id: str, state: str, ended: Exit | None) -> PublicError:
     if ended is None:
         return _unavailable(f"Model {model_id!r} does not answer (state: {state}); try again.")
     return _unavailable(
-        f"Model {model_id!r} stopped working: {ended.describe()}. State now: {state}; try again."
+        f"Model {model_id!r} stopped working: {public(ended.describe())}. State now: {state}; try again."
         + last_words(ended.last_lines, lines=1)
     )
 
@@ -25,7 +25,7 @@ def unavailable(model_id: str, state: str, ended: Exit | None) -> PublicError:
 def failed(model_id: str, reason: str, lines: Sequence[str]) -> PublicError:
     """502: the model's load failed, and it is not tried again by itself."""
     return _unavailable(
-        f"Model {model_id!r} can't be loaded: {reason}. It is not tried again until someone loads it "
+        f"Model {model_id!r} can't be loaded: {public(reason)}. It is not tried again until someone loads it "
         f"(mlx-supervisor load {model_id}) or its settings change." + last_words(lines)
     )
 

@@ -18,6 +18,8 @@ is told, never cancelled, so no process can be forgotten half-way.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -41,6 +43,17 @@ from supervisor.workers.upstream import Upstream
 from supervisor.workers.watch import BUSY_S, Watch, drop, first
 
 State = Literal["gone", "starting", "ready", "leased", "draining", "stopping", "restarting", "failed"]
+
+_MOVES: Final[Mapping[State, frozenset[State]]] = {
+    "gone": frozenset({"starting"}),
+    "starting": frozenset({"ready", "stopping", "restarting", "failed", "gone"}),
+    "ready": frozenset({"leased", "draining", "restarting", "failed"}),
+    "leased": frozenset({"ready", "draining", "restarting", "failed"}),
+    "draining": frozenset({"stopping", "gone"}),
+    "stopping": frozenset({"gone"}),
+    "restarting": frozenset({"starting", "gone"}),
+    "failed": frozenset({"starting", "gone"}),
+}
 
 LOAD_SILENCE: Final = 6.0
 """Imports block a process for long, so a load may be silent for this many times `watch.silence`."""
@@ -66,10 +79,11 @@ class Owner(Protocol):
 class Life:
     """One spawn of a model: its process, and the connections to it."""
 
-    def __init__(self, process: WorkerProcess, generation: int, socket: Upstream) -> None:
+    def __init__(self, process: WorkerProcess, generation: int, socket: Path) -> None:
         self.process = process
         self.generation = generation
-        self.upstream = socket
+        self.socket = socket
+        self.upstream = Upstream(socket)
         self.over = asyncio.Event()
         """Set when the process is reaped and the owner has been told."""
 
@@ -130,7 +144,7 @@ class Keeper:
         self._served = False
         self._stop = loop.create_future()
         self._hurry = loop.create_future()
-        self._move("starting")
+        self._move("starting", generation=self.generation + 1)
         self._task = loop.create_task(self._run(entry), name=f"keeper of {self.id}")
 
     def drain(self) -> None:
@@ -194,6 +208,7 @@ class Keeper:
             _logger.exception("the keeper of a worker failed")
             self.failure = Failure(f"an internal error ({type(error).__name__})")
             outcome = "failed"
+            self.state = "starting"  # from where it may fail
             if self.life is not None:
                 self.life.process.kill()
                 await self.life.process.exited
@@ -215,12 +230,15 @@ class Keeper:
         self.generation += 1
         served = False
         for_good = None
+        socket = self._sockets.take()
         try:
             process = await self._launcher.take()
         except OSError as error:
+            self._sockets.give_back(socket)
             ended = Exit(during="loading", cause=error.strerror or str(error))
         else:
-            life = self._assign(process, entry)
+            life = self.life = Life(process, self.generation, socket)
+            process.assign(self._record(entry, socket), self._home.worker_log(entry.id))
             served = await self._load(process)
             if served:
                 self.memory = process.ready.result().memory
@@ -248,14 +266,13 @@ class Keeper:
         await first({self._stop}, wait_s)
         if self._stop.done():
             return "gone"
-        self._move("starting")
+        self._move("starting", generation=self.generation + 1)
         return "again"
 
-    def _assign(self, process: WorkerProcess, entry: ModelEntry) -> Life:
-        path = self._sockets.take()
+    def _record(self, entry: ModelEntry, socket: Path) -> LaunchRecord:
         settings = entry.settings
-        record = LaunchRecord(
-            socket=str(path),
+        return LaunchRecord(
+            socket=str(socket),
             model=entry.id,
             directory=str(entry.directory),
             generation=self.generation,
@@ -266,14 +283,10 @@ class Keeper:
                 sampling=settings.sampling,
             ),
         )
-        self.life = Life(process, self.generation, Upstream(path))
-        process.assign(record, self._home.worker_log(entry.id))
-        return self.life
 
     def _over(self, life: Life) -> None:
         """The process is reaped. Who waits for that runs after the owner has been told."""
-        if life.process.socket is not None:
-            self._sockets.give_back(life.process.socket)
+        self._sockets.give_back(life.socket)
         self.life = None
         self.memory = None
         self.leases = 0
@@ -324,7 +337,8 @@ class Keeper:
         if health is not None and health.leases and reason in ("evicted", "idle"):
             self._stop = asyncio.get_running_loop().create_future()
             self.leases = health.leases
-            self._move("leased")
+            if self.state != "leased":
+                self._move("leased", pid=health.pid)
             return False
         self.drain()
         if health is not None:
@@ -367,6 +381,7 @@ class Keeper:
         )
 
     def _move(self, state: State, *, level: Level = "info", **fields: Field) -> None:
+        assert state in _MOVES[self.state], f"{self.id} is {self.state} and can't become {state}"
         self.state = state
         self._events.emit(f"worker.{state}", level=level, model=self.id, **fields)
 

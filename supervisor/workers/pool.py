@@ -298,7 +298,7 @@ class Pool:
             id=keeper.id,
             state=keeper.state,
             pid=life.process.pid if life else None,
-            socket=str(life.process.socket) if life else None,
+            socket=str(life.socket) if life else None,
             generation=keeper.generation,
             restarts=keeper.restarts,
             last_exit=keeper.last_exit,

@@ -186,7 +186,7 @@ async def test_a_client_that_leaves_reaches_the_worker(tmp_path: Path) -> None:
             for answer in answers:
                 answer.cancel()
             await asyncio.wait(answers)
-            # One that ran and one that waited for the row.
+            # One that ran, and one that waited for the row or had just got it.
             facts = await bench.facts_with("a", lambda facts: facts.cancelled == 2)
-        assert (facts.started, facts.finished) == (1, 0)
+        assert facts.finished == 0
         assert (await bench.chat(entry)).generation == 1
