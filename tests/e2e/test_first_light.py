@@ -15,9 +15,10 @@ import openai
 import psutil
 import pytest
 
-from tests.fixtures import starter, tiny
 from tests.fixtures.harness import Service, wait_until
 from tests.fixtures.models import models_config
+from tests.fixtures.starter import starter_model
+from tests.fixtures.tiny import tiny_model
 
 STARTER = "smollm2-135m"
 FRANCE = "What is the capital of France?"
@@ -26,7 +27,7 @@ FRANCE = "What is the capital of France?"
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     base = tmp_path_factory.mktemp("first-light")
-    config = models_config(**{STARTER: starter.folder(), "tiny": tiny.make(base / "tiny")})
+    config = models_config(**{STARTER: starter_model(), "tiny": tiny_model()})
     with Service(base / "home", config=config) as service:
         yield service
 
@@ -201,12 +202,15 @@ def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(service: Service
 @pytest.mark.timeout(120)
 def test_kill_9_of_the_supervisor_ends_real_workers_also_while_they_compute(tmp_path: Path) -> None:
     """Fault 3: no worker alive 2 s later, also one that is inside a long native call."""
-    with Service(tmp_path / "home", config=models_config(**{STARTER: starter.folder()})) as service:
-        with contextlib.suppress(httpx.TransportError), service.stream(STARTER, "x " * 1500) as stream:
-            worker = psutil.Process(service.worker(STARTER)["pid"])  # type: ignore[index]
-            wait_until(lambda: worker.cpu_percent(0.1) > 50, 20, "the prefill runs")
-            service.kill()
-            wait_until(lambda: not service.processes(), 2.0, "a worker outlived its supervisor")
-            list(stream)
+    config = models_config(**{STARTER: starter_model()})
+    with Service(tmp_path / "home", config=config) as service, ThreadPoolExecutor(1) as threads:
+        service.chat(STARTER, max_tokens=1)
+        answer = threads.submit(service.chat, STARTER, "one two three " * 1500)
+        worker = psutil.Process(service.worker(STARTER)["pid"])  # type: ignore[index]
+        before = sum(worker.cpu_times()[:2])
+        wait_until(lambda: sum(worker.cpu_times()[:2]) > before + 0.5, 30, "the prefill runs")
+        service.kill()
+        wait_until(lambda: not service.processes(), 2.0, "a worker outlived its supervisor")
+        assert isinstance(answer.exception(), httpx.TransportError)
         service.start()
         assert service.chat(STARTER, FRANCE, temperature=0).status_code == 200
