@@ -1,0 +1,182 @@
+"""Does a model fit, how long may its texts be, how fast will it be: here, and on every Mac there is.
+
+What `GET /fit` and `mlx-supervisor fit` print is what `report` returns.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from supervisor.catalog.catalog import ModelEntry
+from supervisor.catalog.footprint import (
+    UNBOUNDED_CONTEXT,
+    Demand,
+    ModelSize,
+    Parts,
+    SizeError,
+    estimate,
+    largest_context,
+    read_size,
+    unpacks,
+)
+from supervisor.catalog.machine import Machine
+
+__all__ = ["Fit", "Report", "Speed", "fits", "fits_size", "predict_speed", "report"]
+
+# Fitted to mlx-lm's BENCHMARKS.md (M4 Max, 546 GB/s): Qwen3-4B in 4, 5, 6, 8 and 16 bits and Qwen3-30B-A3B in
+# 4, 5, 6 and 8 within 5 %. One decode step reads the active weights and the row's cache at this share of the
+# bandwidth, and starts its kernels for every layer. Other chips are taken to behave alike.
+_SHARE_OF_BANDWIDTH: Final = 0.91
+_SECONDS_A_LAYER: Final = 80e-6
+_SECONDS_A_LAYER_OF_EXPERTS: Final = 35e-6
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """Predicted tokens a second for one request alone; None where the machine's speed is not known."""
+
+    decode_tokens_s: float | None = None
+    """At the beginning of a text."""
+    decode_full_tokens_s: float | None = None
+    """When the context is full."""
+    prefill_tokens_s: float | None = None
+    """Through a short prompt; attention makes long ones slower."""
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """One model on one machine. All `_bytes` are estimates made before a load."""
+
+    machine: str
+    memory_bytes: int
+    budget_bytes: int
+    fits: bool
+    context: int
+    rows: int
+    total_bytes: int
+    parts: Parts
+    largest_context: int
+    """Most tokens a row that would fit; 0 when not even the weights do."""
+    speed: Speed
+    float32: bool = False
+    """Whether the weights are unpacked at the load, as the CPU backend does when there is room."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What `fit` shows of a model."""
+
+    model: str
+    architecture: str | None = None
+    context: int | None = None
+    """Tokens the model may have together; None when the model names no bound."""
+    known: bool = True
+    """False when the architecture is not one we know, so that what rows keep is a careful guess."""
+    problem: str | None = None
+    """Why nothing can be said; then there is nothing below."""
+    here: Fit | None = None
+    measured_bytes: int | None = None
+    """The largest footprint seen of this model with these settings; None before its first load."""
+    machines: tuple[Fit, ...] = ()
+
+    @property
+    def cost_bytes(self) -> int | None:
+        """What the model counts for in the budget: the larger of the estimate and the measurement."""
+        estimated = self.here.total_bytes if self.here else None
+        known = [size for size in (estimated, self.measured_bytes) if size is not None]
+        return max(known, default=None)
+
+
+def predict_speed(size: ModelSize, machine: Machine, context: int) -> Speed:
+    """Tokens a second for one request, from what a step reads and what a prompt token computes."""
+    weights = size.weights
+    widened = unpacks(size, machine)
+    prefill = None
+    if machine.prefill_flops and weights.prompt_parameters:
+        prefill = machine.prefill_flops / (2 * weights.prompt_parameters)
+    if not machine.bandwidth_bytes_s:
+        return Speed(prefill_tokens_s=prefill)
+    active = 4 * weights.active_parameters if widened else weights.active_bytes
+    itemsize = 4 if widened else weights.activation_bytes
+    overhead = 0.0
+    if machine.backend != "cpu":
+        overhead = size.layout.layers * _SECONDS_A_LAYER
+        overhead += weights.expert_layers * _SECONDS_A_LAYER_OF_EXPERTS
+    rate = machine.bandwidth_bytes_s * _SHARE_OF_BANDWIDTH
+
+    def tokens_s(tokens: int) -> float:
+        return 1 / ((active + size.layout.read_bytes(tokens, itemsize=itemsize)) / rate + overhead)
+
+    return Speed(tokens_s(1), tokens_s(context), prefill)
+
+
+def fits_size(size: ModelSize, machine: Machine, budget_bytes: int, demand: Demand, limit: int) -> Fit:
+    """Whether so much fits into the budget; `limit` is the longest context that the model allows."""
+    parts = estimate(size, machine, demand)
+    total = parts.total_bytes
+    return Fit(
+        machine=machine.name,
+        memory_bytes=machine.memory_bytes,
+        budget_bytes=budget_bytes,
+        fits=total <= budget_bytes,
+        context=demand.context,
+        rows=demand.rows,
+        total_bytes=total,
+        parts=parts,
+        largest_context=largest_context(size, machine, demand, budget_bytes, limit),
+        speed=predict_speed(size, machine, demand.context),
+        float32=unpacks(size, machine),
+    )
+
+
+def fits(
+    entry: ModelEntry,
+    machine: Machine,
+    *,
+    budget_bytes: int | None = None,
+    context: int | None = None,
+    rows: int = 1,
+) -> Fit:
+    """Whether `rows` rows of `context` tokens (by default all that the model allows) fit into the budget.
+
+    The budget is by default the machine's. Reads the folder's headers; raises SizeError.
+    """
+    size = read_size(entry.directory)
+    limit = _limit(entry, size)
+    demand = Demand(context=min(context or limit, limit), rows=rows)
+    return fits_size(size, machine, budget_bytes or machine.budget_bytes, demand, limit)
+
+
+def report(
+    entry: ModelEntry,
+    machine: Machine,
+    *,
+    budget_bytes: int | None = None,
+    context: int | None = None,
+    rows: int = 1,
+    measured_bytes: int | None = None,
+    machines: Sequence[Machine] | None = None,
+) -> Report:
+    """All that `fit` shows; with `machines`, such as `machine.lineup()`, the same for each of them.
+
+    Never raises for what is wrong with the model: the report says it.
+    """
+    if entry.problem is not None:
+        return Report(entry.id, entry.architecture, entry.context, problem=entry.problem)
+    try:
+        size = read_size(entry.directory)
+    except SizeError as error:
+        return Report(entry.id, entry.architecture, entry.context, problem=str(error))
+    limit = _limit(entry, size)
+    demand = Demand(context=min(context or limit, limit), rows=rows)
+    return Report(
+        model=entry.id,
+        architecture=size.architecture,
+        context=entry.context or size.context,
+        known=size.layout.known,
+        here=fits_size(size, machine, budget_bytes or machine.budget_bytes, demand, limit),
+        measured_bytes=measured_bytes,
+        machines=tuple(fits_size(size, other, other.budget_bytes, demand, limit) for other in machines or ()),
+    )
+
+
+def _limit(entry: ModelEntry, size: ModelSize) -> int:
+    return entry.context or size.context or UNBOUNDED_CONTEXT
