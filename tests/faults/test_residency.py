@@ -11,6 +11,7 @@ import pytest
 from shared.status import FailureKind
 from supervisor.settings import ModelSettings
 from tests.fixtures.fake_shapes import COMMAND, Behaviour, Death, Load
+from tests.fixtures.models import write_fake_model
 from tests.fixtures.pools import Bench, running
 
 pytestmark = pytest.mark.timeout(40)
@@ -237,12 +238,24 @@ async def test_a_spare_that_always_dies_is_given_up(tmp_path: Path) -> None:
 
 
 async def test_preloaded_models_are_there_without_a_request(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    async with running(
-        tmp_path, models={"a": ModelSettings(source=str(folder), preload=True)}, max_resident=1
-    ) as bench:
-        # The catalog finds the fake's folder broken, so the reason is told and nothing is spawned.
+    models = {
+        name: ModelSettings(source=str(write_fake_model(tmp_path / name)), preload=True) for name in "abc"
+    }
+    async with running(tmp_path, models=models, max_resident=2) as bench:
+        await bench.said("worker.ready", "a")
+        await bench.said("worker.ready", "b")
+        # What has no place is told, and throws nobody out.
+        assert [event.fields["model"] for event in bench.events if event.kind == "preload.no_place"] == ["c"]
+        assert bench.pool.state_of("c") is None
+
+
+async def test_a_preload_that_fails_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    models = {"a": ModelSettings(source=str(folder), preload=True)}
+    async with running(tmp_path, models=models) as bench:
         await bench.said("preload.failed", "a")
+        assert "worker.starting" not in bench.kinds()
 
 
 async def test_a_pinned_model_keeps_its_place(tmp_path: Path) -> None:
