@@ -35,8 +35,9 @@ from supervisor.telemetry.events import Events
 from supervisor.telemetry.logs import Logs
 from supervisor.workers.pool import Pool
 
-KEEP_ALIVE_S = 75.0
-"""Longer than the 60 s for which common clients and proxies keep an idle connection."""
+KEEP_ALIVE_S = 120.0
+"""Longer than clients and proxies keep an idle connection (Go's 90 s are the longest of the common ones), so
+that none of them sends a request on one that we are closing."""
 CUT_SHORT_S = 0.0
 """What a second signal leaves open answers."""
 FAREWELL_S = 1.0
