@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import engine, load, start
+from tests.bench import engine, forwarding, load, start
 from tests.bench.report import Row, machine, print_part, write_report
 
 PARTS: dict[str, tuple[str, Callable[..., list[Row]]]] = {
+    "forwarding": ("forwarding: our front against nginx", forwarding.measure),
     "start": ("supervisor: start, memory, idle", start.measure),
     "load": ("first request to a model that is not loaded", load.measure),
     "engine": ("engine: through the whole system against mlx-lm alone", engine.measure),
