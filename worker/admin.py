@@ -38,6 +38,7 @@ from worker.text.events import Finished, TextDelta
 
 NDJSON: Final = ((b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store"))
 MAX_MEMORY_INPUTS: Final = 64
+MAX_DRAIN_MS: Final = 86_400_000
 _READING_S: Final = 1.0
 _CHANGE: Final = 0.01
 """A memory reading is news when a figure moved by this share of the footprint."""
@@ -112,7 +113,7 @@ class Admin:
 
     async def drain(self, exchange: Exchange) -> None:
         asked = decode(await exchange.body() or b"{}", DrainAsked)
-        check_range(asked.timeout_ms, "timeout_ms", 0, float("inf"))
+        check_range(asked.timeout_ms, "timeout_ms", 0, MAX_DRAIN_MS)
         started = time.monotonic()
         idle = asyncio.Event()
         self._admission.drain(idle.set)

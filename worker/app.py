@@ -31,7 +31,7 @@ from worker.engine.batch import Batch
 from worker.engine.memory import read_memory, working_set_bytes
 from worker.engine.rows import Report, Row
 from worker.engine.thread import Engine
-from worker.model.failures import LoadError
+from worker.model.failures import LoadError, explain
 from worker.model.loading import Model, load
 from worker.request import Sampling
 
@@ -158,7 +158,7 @@ class App:
             raise
         except Exception as error:
             log.exception("the first token failed")
-            raise LoadError(FailureKind.OTHER, f"the first token failed: {error}") from error
+            raise explain(error, "the first token failed") from error
         finally:
             beat.cancel()
         self._model = model

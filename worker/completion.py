@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from shared.activity import FirstToken, RequestFinished, RequestStarted
 from shared.errors import PublicError
@@ -25,6 +25,9 @@ from worker.request import Request, resolve
 from worker.text.assembler import Assembler
 from worker.text.events import Finished, FinishReason, ReplyEvent
 from worker.text.template import unsupported
+
+_NORMALISED: Final = 4
+"""Characters that a tokenizer may make one of, at most."""
 
 Ending = Literal["stop", "length", "cancelled", "failed"]
 
@@ -230,18 +233,27 @@ class Completions:
         model = self.model
         if not model.template.usable:
             raise unsupported(self.model_id)
-        prompt = model.template.encode(model.template.render(request))
+        text = model.template.render(request)
+        # Tokens of text take a hundred times its memory, so what can't possibly fit is not tokenised. The
+        # margin is for tokenizers that drop or join characters first.
+        fewest = len(text) // (_NORMALISED * model.longest_token)
+        if fewest >= model.context_window:
+            raise self._too_long(f"at least {fewest}")
+        prompt = model.template.encode(text)
         if not prompt:
             raise PublicError(400, "invalid_value", "The conversation renders to nothing.", param="messages")
         if len(prompt) >= model.context_window:
-            raise PublicError(
-                400,
-                "context_length_exceeded",
-                f"The context window of this model is {model.context_window} tokens, and the prompt has "
-                f"{len(prompt)}. Shorten the messages.",
-                param="messages",
-            )
+            raise self._too_long(str(len(prompt)))
         return prompt
+
+    def _too_long(self, tokens: str) -> PublicError:
+        return PublicError(
+            400,
+            "context_length_exceeded",
+            f"The context window of this model is {self.model.context_window} tokens, and the prompt has "
+            f"{tokens}. Shorten the messages.",
+            param="messages",
+        )
 
     def _reply(self, number: int, request: Request, prompt: list[int], prefix: str) -> Reply:
         room = self.model.context_window - len(prompt)

@@ -34,6 +34,8 @@ class Model:
     """Defaults of the model's own generation_config.json."""
     capabilities: tuple[str, ...]
     weights_bytes: int
+    longest_token: int
+    """Characters of the longest entry of the vocabulary."""
 
 
 def load(directory: Path, options: Options, report: Callable[[Progress], None]) -> Model:
@@ -80,4 +82,5 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
         sampling=sampling_defaults(directory),
         capabilities=("chat",) if template.usable else (),
         weights_bytes=total,
+        longest_token=max(map(len, tokenizer.get_vocab()), default=1),
     )

@@ -151,6 +151,14 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers() -
     assert health["in_flight"] == 0
 
 
+async def test_a_prompt_that_can_not_possibly_fit_is_refused_at_once() -> None:
+    async with serving(context=128) as worker:
+        response = await worker.chat("x" * 30_000_000)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert "at least" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

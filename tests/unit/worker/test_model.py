@@ -152,6 +152,16 @@ def test_failures_have_a_kind_and_one_line(tmp_path: Path) -> None:
     assert failure(folder).kind is FailureKind.MISSING
 
 
+def test_a_missing_shard_and_a_cache_that_can_not_be_batched_are_told_apart() -> None:
+    missing = ValueError("Missing 2 parameters: \nmodel.layers.1.x,\nmodel.layers.1.y.")
+    assert explain(missing).kind is FailureKind.MISSING
+    cache = ValueError("<class 'ChunkedKVCache'> does not yet support batching with history")
+    failure = explain(cache, "the first token failed")
+    assert failure.kind is FailureKind.UNSUPPORTED
+    assert str(failure).startswith("the first token failed: <class")
+    assert str(explain(KeyError("x"))) == "KeyError: 'x'"
+
+
 def test_running_out_of_memory_is_told_apart() -> None:
     assert explain(RuntimeError("[malloc_or_wait] Unable to allocate 99 bytes.")).kind is FailureKind.MEMORY
     assert explain(MemoryError()).kind is FailureKind.MEMORY
