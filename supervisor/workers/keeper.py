@@ -11,6 +11,8 @@
 | restarting | an error |          |                       | ignored  | gone                            |
 | failed     | starting |          |                       | ignored  | gone                            |
 
+A worker that dies after `stop` was asked for is gone, in whatever state it was.
+
 One task lives through a residency and makes every move between `start` and its end but `drain`'s. It
 is told, never cancelled, so no process can be forgotten half-way.
 """
@@ -47,8 +49,8 @@ State = Literal["gone", "starting", "ready", "leased", "draining", "stopping", "
 _MOVES: Final[Mapping[State, frozenset[State]]] = {
     "gone": frozenset({"starting"}),
     "starting": frozenset({"ready", "stopping", "restarting", "failed", "gone"}),
-    "ready": frozenset({"leased", "draining", "restarting", "failed"}),
-    "leased": frozenset({"ready", "draining", "restarting", "failed"}),
+    "ready": frozenset({"leased", "draining", "restarting", "failed", "gone"}),
+    "leased": frozenset({"ready", "draining", "restarting", "failed", "gone"}),
     "draining": frozenset({"stopping", "gone"}),
     "stopping": frozenset({"gone"}),
     "restarting": frozenset({"starting", "gone"}),
