@@ -34,11 +34,11 @@ from supervisor.catalog.catalog import ModelEntry
 from supervisor.home import Home
 from supervisor.settings import WatchSettings
 from supervisor.telemetry.events import Events, Field, Level
+from supervisor.workers.actions import StopReason
 from supervisor.workers.control import NoAnswer, ask_health, ask_to_drain
 from supervisor.workers.exits import Exit
 from supervisor.workers.launcher import Launcher
 from supervisor.workers.process import WorkerProcess
-from supervisor.workers.residency import StopReason
 from supervisor.workers.restarts import RestartPolicy
 from supervisor.workers.sockets import SocketFiles
 from supervisor.workers.upstream import Upstream

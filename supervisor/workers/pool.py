@@ -22,10 +22,11 @@ from supervisor.home import Home
 from supervisor.settings import Settings
 from supervisor.telemetry.events import Events
 from supervisor.workers import failures
+from supervisor.workers.actions import Action, Admit, Drain, Refuse, Spawn, Stop, Traits, Why
 from supervisor.workers.keeper import Keeper
 from supervisor.workers.launcher import Launcher
 from supervisor.workers.ledger import Ledger, sweep
-from supervisor.workers.residency import Action, Admit, Drain, Refuse, Residency, Spawn, Stop, Traits, Why
+from supervisor.workers.residency import Residency
 from supervisor.workers.slots import Slot, SlotRequest
 from supervisor.workers.sockets import SocketFiles
 from supervisor.workers.view import EngineView, SpareView, SupervisorView, WorkerView

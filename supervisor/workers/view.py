@@ -3,8 +3,8 @@
 import msgspec
 
 from shared.status import Memory
+from supervisor.workers.actions import Waiting
 from supervisor.workers.exits import Exit
-from supervisor.workers.residency import Waiting
 
 
 class SupervisorView(msgspec.Struct, frozen=True):

@@ -190,3 +190,17 @@ async def test_a_client_that_leaves_reaches_the_worker(tmp_path: Path) -> None:
             facts = await bench.facts_with("a", lambda facts: facts.cancelled == 2)
         assert facts.finished == 0
         assert (await bench.chat(entry)).generation == 1
+
+
+async def test_an_error_of_our_own_ends_in_a_failed_model_and_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path) as bench:
+        entry = bench.model("a")
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.home, "worker_log", lambda _: 1 / 0)
+            error = await bench.refused(entry)
+        assert "internal error (ZeroDivisionError)" in error.message
+        assert [record.exc_info is not None for record in caplog.records] == [True]
+        await bench.pool.load(entry)
+        assert (await bench.chat(entry)).generation == 2

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from supervisor.workers.residency import (
+from supervisor.workers.actions import (
     Action,
     Admit,
     Drain,
     Refuse,
-    Residency,
     Spawn,
     Stop,
     Traits,
     Why,
 )
+from supervisor.workers.residency import Residency
 
 
 def traits(name: str, *, concurrency: int = 8, queue: int = 64, pinned: bool = False) -> Traits:

@@ -7,17 +7,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from supervisor.workers.residency import (
+from supervisor.workers.actions import (
     Action,
     Admit,
     Drain,
     Refuse,
-    Residency,
     Spawn,
     Stop,
     Traits,
     Why,
 )
+from supervisor.workers.residency import Residency
 
 MODELS = [
     Traits("a", max_concurrency=2, queue=3, idle_unload_s=50.0),
