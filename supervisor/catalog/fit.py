@@ -28,8 +28,8 @@ __all__ = ["Fit", "Report", "Speed", "fits", "fits_size", "predict_speed", "repo
 # 4, 5, 6 and 8 within 5 %. One decode step reads the active weights and the row's cache at this share of the
 # bandwidth, and starts its kernels for every layer. Other chips are taken to behave alike.
 _SHARE_OF_BANDWIDTH: Final = 0.91
-_SECONDS_A_LAYER: Final = 80e-6
-_SECONDS_A_LAYER_OF_EXPERTS: Final = 35e-6
+_SECONDS_A_LAYER: Final = 63e-6
+_SECONDS_A_LAYER_OF_EXPERTS: Final = 43e-6
 
 
 class Speed(msgspec.Struct, frozen=True):

@@ -20,9 +20,9 @@ from supervisor.catalog.architectures import (
 )
 from supervisor.catalog.machine import Machine
 from supervisor.catalog.tensors import WeightsError, read_tensors
-from supervisor.catalog.weights import Weights, weigh
+from supervisor.catalog.weights import Weights, expert_share, weigh
 
-PROCESS_BYTES: Final = 160 * 2**20
+PROCESS_BYTES: Final = 192 * 2**20
 """Interpreter, libraries, tokenizer and buffers of a worker, without its arrays."""
 
 UNBOUNDED_CONTEXT: Final = 131_072
@@ -36,7 +36,7 @@ _SMALLEST_CHUNK: Final = 32
 """A worker computes up to so many prompts at once, each at least so many tokens a step."""
 
 _MIN_SLACK_BYTES: Final = 32 * 2**20
-_SLACK_OF_WEIGHTS: Final = 0.02
+_SLACK_OF_WEIGHTS: Final = 0.01
 _SLACK_OF_KEYS: Final = 0.125
 """What allocators hold beyond what was asked for: whole pages, a cache's old copy while it grows, buffers
 kept for the next step. MLX gives freed buffers back by itself before it runs out of memory."""
@@ -46,7 +46,12 @@ _FUSED_HEAD_DIMS: Final = frozenset({64, 80, 128})
 
 _HIDDEN_COPIES: Final = 4
 _INTERMEDIATE_COPIES: Final = 3
+_ROUTED_COPIES: Final = 2
 """Arrays of that width that one layer holds at its peak, measured with mlx's CPU backend."""
+
+_GPU_LAYERS_IN_FLIGHT: Final = 4
+"""Layers whose arrays a GPU holds at once, because their kernels are queued before the first has run. With
+it the estimates meet the peaks in mlx-lm's BENCHMARKS.md."""
 
 _MAX_CONFIG_BYTES: Final = 32 << 20
 
@@ -64,6 +69,8 @@ class Shape(msgspec.Struct, frozen=True):
     heads: int
     head_dim: int
     vocabulary: int
+    routed: int = 0
+    """Of the copies of a token that go to its experts."""
     unfolded: int = 0
     """Latent attention unfolds what it keeps, so wide for each token of a row, while it computes a prompt."""
 
@@ -148,9 +155,11 @@ def _shape(config: Config) -> Shape:
     if config.optional("kv_lora_rank"):
         unfolded = heads * (config.optional("qk_nope_head_dim") or 0)
         unfolded += heads * (config.optional("v_head_dim") or 0)
+    there = expert_share(config) < 1
     return Shape(
         hidden=hidden,
-        intermediate=max(dense, (chosen or 0) * expert),
+        intermediate=max(dense, (chosen or 0) * expert) if there else dense,
+        routed=(chosen or 0) * hidden if there else 0,
         heads=heads,
         head_dim=config.optional("head_dim") or (hidden // heads if heads else 0),
         vocabulary=config.whole("vocab_size", default=0),
@@ -194,8 +203,10 @@ def _working_bytes(size: ModelSize, machine: Machine, demand: Demand, itemsize: 
     tokens = min(max(demand.prefill_step, _SMALLEST_CHUNK * min(rows, _MOST_PROMPTS)), demand.context * rows)
     seen = size.layout.tokens_seen(demand.context, demand.prefill_step)
     width = _HIDDEN_COPIES * shape.hidden + _INTERMEDIATE_COPIES * shape.intermediate
-    activations = tokens * width * itemsize
-    fused = machine.backend != "cpu" and shape.head_dim in _FUSED_HEAD_DIMS and not shape.unfolded
+    width += _ROUTED_COPIES * shape.routed
+    on_gpu = machine.backend != "cpu"
+    activations = tokens * width * itemsize * (_GPU_LAYERS_IN_FLIGHT if on_gpu else 1)
+    fused = on_gpu and shape.head_dim in _FUSED_HEAD_DIMS and not shape.unfolded
     # Without scores there is still the mask, a byte for each.
     scores = tokens * seen * (1 if fused else shape.heads * itemsize)
     unfolded = seen * shape.unfolded * itemsize

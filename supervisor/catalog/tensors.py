@@ -67,6 +67,8 @@ def read_header(file: Path) -> list[Tensor]:
         if size > _MAX_HEADER_BYTES:
             raise WeightsError(f"its {file.name} is damaged")
         header = source.read(size)
+    if len(header) < size:
+        raise WeightsError(f"its {file.name} is damaged")
     try:
         entries = _decode_header(header)
         entries.pop(_METADATA, None)
