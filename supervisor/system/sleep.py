@@ -60,14 +60,13 @@ class Caffeinate:
         self._process: subprocess.Popen[bytes] | None = None
         self._ending: list[subprocess.Popen[bytes]] = []
 
-    @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def take(self) -> None:
         """Start the process unless it runs. Somebody else may have ended it: then it is started anew."""
         self._reap()
-        if self.held:
+        if self.is_held():
             return
         try:
             self._process = subprocess.Popen(
@@ -120,8 +119,7 @@ class SleepGuard:
         self._linger_s = linger_s
         self._busy_at: float | None = None
 
-    @property
-    def holding(self) -> bool:
+    def is_holding(self) -> bool:
         return self._busy_at is not None
 
     def update(self, running: int, now_s: float) -> None:
