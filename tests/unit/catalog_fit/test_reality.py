@@ -107,6 +107,17 @@ def test_half_precision_halves_what_is_half(kind: str, tmp_path: Path) -> None:
     assert estimated_cache(size, GPU, rows=1, tokens=tokens) == pytest.approx(real, rel=0.1)
 
 
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
+def test_a_window_that_is_not_full_yet(kind: str, tmp_path: Path) -> None:
+    """A ring takes the prompt as it is and grows by a step with the first generated token."""
+    folder = write_kind(tmp_path / kind, kind, sliding_window=1000)
+    network, _ = load_model(folder)
+    size = read_size(folder)
+    for rows, prompt in ((1, 40), (1, 290), (2, 700)):
+        real, tokens = measured_cache(network, rows=rows, prompt=prompt)
+        assert estimated_cache(size, GPU, rows=rows, tokens=tokens) == pytest.approx(real, rel=0.1)
+
+
 def test_float32_norms_make_a_float32_cache(tmp_path: Path) -> None:
     """A model imported from GGUF has packed weights and float32 norms: what it keeps is float32."""
     folder = write_kind(tmp_path / "mixed", "llama", dtype="bfloat16")
