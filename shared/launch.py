@@ -48,6 +48,70 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         ]
         | None
     ) = None
+    xtc_probability: (
+        Annotated[
+            float,
+            Meta(
+                description="How often to leave out all of the likeliest tokens but the last of them.",
+                ge=0,
+                le=1,
+            ),
+        ]
+        | None
+    ) = None
+    xtc_threshold: (
+        Annotated[
+            float,
+            Meta(
+                description="The probability from which on a token counts as one of the likeliest.",
+                ge=0,
+                le=0.5,
+            ),
+        ]
+        | None
+    ) = None
+    repetition_penalty: (
+        Annotated[
+            float,
+            Meta(
+                description="Divides the logits of tokens that were there before; 1 is none.", ge=0.01, le=10
+            ),
+        ]
+        | None
+    ) = None
+    repetition_context_size: (
+        Annotated[
+            int, Meta(description="So many of the last tokens are looked at for it.", ge=1, le=2**31 - 1)
+        ]
+        | None
+    ) = None
+    presence_penalty: (
+        Annotated[
+            float, Meta(description="Taken off the logits of tokens that were there before.", ge=-2, le=2)
+        ]
+        | None
+    ) = None
+    presence_context_size: (
+        Annotated[
+            int, Meta(description="So many of the last tokens are looked at for it.", ge=1, le=2**31 - 1)
+        ]
+        | None
+    ) = None
+    frequency_penalty: (
+        Annotated[
+            float,
+            Meta(
+                description="Taken off the logits of tokens, once for each time they were there.", ge=-2, le=2
+            ),
+        ]
+        | None
+    ) = None
+    frequency_context_size: (
+        Annotated[
+            int, Meta(description="So many of the last tokens are looked at for it.", ge=1, le=2**31 - 1)
+        ]
+        | None
+    ) = None
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -1,6 +1,6 @@
 """One validated request for a completion, whatever wire format it came in."""
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -39,12 +39,24 @@ class Asked(msgspec.Struct, frozen=True):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    repetition_penalty: float | None = None
+    repetition_context_size: int | None = None
+    presence_penalty: float | None = None
+    presence_context_size: int | None = None
+    frequency_penalty: float | None = None
+    frequency_context_size: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids and what is added to their logits."""
 
 
 class Sampling(msgspec.Struct, frozen=True):
     """How tokens of one row are chosen, with every default resolved.
 
-    temperature 0 takes the likeliest token; top_p 1, top_k 0 and min_p 0 filter nothing.
+    temperature 0 takes the likeliest token; top_p 1, top_k 0, min_p 0 and xtc_probability 0 filter nothing;
+    repetition_penalty 1 and the other penalties 0 change nothing. The penalties look at so many of the last
+    tokens, of prompt and answer together, as their context size says.
     """
 
     temperature: float = 1.0
@@ -52,6 +64,15 @@ class Sampling(msgspec.Struct, frozen=True):
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repetition_penalty: float = 1.0
+    repetition_context_size: int = 20
+    presence_penalty: float = 0.0
+    presence_context_size: int = 20
+    frequency_penalty: float = 0.0
+    frequency_context_size: int = 20
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -61,11 +82,24 @@ class Sampling(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True):
     """What to complete and how. Lengths are tokens."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
+    """The conversation to answer; empty when `prompt` is what to complete."""
+    prompt: str | tuple[int, ...] | None = None
+    """A text to go on with, or its token ids, without any template."""
     sampling: Asked = Asked()
     max_tokens: int | None = None
     """None is until the model ends or the context does."""
+    min_tokens: int = 0
+    """The answer does not end by itself before it has so many."""
+    ignore_eos: bool = False
+    """The model's own end tokens end nothing."""
     stops: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    """Token ids that end the answer, beside the model's own."""
+    n: int = 1
+    """Answers wanted; those after the first have seeds made of the request's."""
+    logprobs: int | None = None
+    """Alternatives to tell for each token, beside its own log probability; None tells neither."""
     tools: tuple[dict[str, Any], ...] = ()
     template_arguments: dict[str, Any] = {}
 
@@ -80,10 +114,12 @@ def resolve(asked: Asked, *defaults: SamplingDefaults) -> Sampling:
                 return value
         return last
 
-    return Sampling(
-        temperature=pick("temperature", 1.0),
-        top_p=pick("top_p", 1.0),
-        top_k=pick("top_k", 0),
-        min_p=pick("min_p", 0.0),
-        seed=asked.seed,
-    )
+    values = {name: pick(name, last) for name, last in _LAST.items()}
+    return Sampling(**values, seed=asked.seed, logit_bias=asked.logit_bias)
+
+
+_LAST: Final[dict[str, float]] = {
+    name: getattr(Sampling(), name)
+    for name in Sampling.__struct_fields__
+    if name not in ("seed", "logit_bias")
+}

@@ -45,10 +45,21 @@ def sampling_defaults(directory: Path) -> Sampling:
         usable = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
         return value if usable else None
 
-    top_k = number("top_k", 0, 2**31)
+    def whole(name: str, low: int) -> int | None:
+        value = number(name, low, 2**31 - 1)
+        return None if value is None else int(value)
+
     return Sampling(
         temperature=number("temperature", 0, 2),
         top_p=number("top_p", 0, 1),
-        top_k=None if top_k is None else int(top_k),
+        top_k=whole("top_k", 0),
         min_p=number("min_p", 0, 1),
+        xtc_probability=number("xtc_probability", 0, 1),
+        xtc_threshold=number("xtc_threshold", 0, 0.5),
+        repetition_penalty=number("repetition_penalty", 0.01, 10),
+        repetition_context_size=whole("repetition_context_size", 1),
+        presence_penalty=number("presence_penalty", -2, 2),
+        presence_context_size=whole("presence_context_size", 1),
+        frequency_penalty=number("frequency_penalty", -2, 2),
+        frequency_context_size=whole("frequency_context_size", 1),
     )
