@@ -1,33 +1,52 @@
 """The running batch, on mlx-lm's BatchGenerator. Everything here runs on the engine's thread."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator
+from mlx_lm.generate import BatchGenerator, StopSequences
 
+from worker.engine.families import Families
+from worker.engine.logprobs import scored
+from worker.engine.processors import NotYet, processors_of
 from worker.engine.rows import Output, Row
 from worker.engine.sampling import Samplers
+from worker.text.logprobs import Scored
 
 _SMALLEST_CHUNK: Final = 32
+_KEPT: Final = 64
+"""Distinct sets of tokens that end a row kept for reuse."""
 
 
 class Batch:
     """Rows that decode together; rows join and leave between steps.
 
     The caller keeps the number of rows at or under `max_rows`. `prefill_step` bounds the prompt tokens that
-    one step computes, over all rows, so it bounds how long the decoding rows stall.
+    one step computes, over all rows, so it bounds how long the decoding rows stall. `line_breaks` are tokens
+    that xtc does not leave out.
     """
 
-    def __init__(self, network: Any, end_tokens: Iterable[int], *, max_rows: int, prefill_step: int) -> None:
+    def __init__(
+        self,
+        network: Any,
+        end_tokens: Iterable[int],
+        *,
+        max_rows: int,
+        prefill_step: int,
+        line_breaks: Sequence[int] = (),
+    ) -> None:
         self._network = network
-        self._end_sequences = [[token] for token in sorted(end_tokens)]
+        self._end_tokens = frozenset(end_tokens)
         self._max_rows = max_rows
         self._prefill_step = prefill_step
         # Two processes started in the same millisecond must not draw alike.
         mx.random.seed(int.from_bytes(os.urandom(8)) >> 1)
-        self._samplers = Samplers(_vocabulary(network))
+        self._samplers = Samplers(_vocabulary(network), [*sorted(self._end_tokens), *line_breaks])
+        self._endings: dict[frozenset[int], StopSequences] = {}
+        self._families = Families()
+        self._told: dict[int, int] = {}
+        """Alternatives to tell for the tokens of a row, by its uid."""
         self._generator = self._new_generator()
         self._row_of: dict[int, int] = {}
         self._uid_of: dict[int, int] = {}
@@ -36,7 +55,7 @@ class Batch:
     def _new_generator(self) -> BatchGenerator:
         return BatchGenerator(
             self._network,
-            stop_tokens=self._end_sequences,
+            stop_tokens=[[token] for token in sorted(self._end_tokens)],
             completion_batch_size=self._max_rows,
             prefill_batch_size=min(8, self._max_rows),
             prefill_step_size=self._prefill_step,
@@ -44,25 +63,73 @@ class Batch:
         )
 
     def __len__(self) -> int:
-        return len(self._row_of)
+        return len(self._row_of) + self._families.waiting
 
     def insert(self, row: Row) -> None:
-        """Let `row` take part from the next step on."""
+        """Let `row` take part from the next step on; with a family, from when its prompt is computed on."""
+        if row.family is None or len(row.prompt) == 1:
+            self._begin(row)
+        elif (shared := self._families.join(row)) is not None:
+            self._begin(row, shared)
+        elif self._families.led_by(row.id):
+            try:
+                self._begin(row)
+            except Exception:
+                self._families.leave(row.id)
+                raise
+
+    def _begin(self, row: Row, shared: list[Any] | None = None) -> None:
+        """Give `row` to the generator; `shared` is the cache of its prompt but for the last token."""
+        endings = self._ends(row)
+        processors = processors_of(row.sampling)
+        if row.min_tokens > 0 and endings:
+            processors.append(NotYet(endings, row.min_tokens))
         (uid,) = self._generator.insert(
-            [row.prompt], max_tokens=[row.max_tokens], samplers=[self._samplers.of(row.sampling)]
+            [row.prompt if shared is None else row.prompt[-1:]],
+            max_tokens=[row.max_tokens],
+            caches=[shared],
+            # The generator adds to it what it computes.
+            all_tokens=[[] if shared is None else row.prompt[:-1]],
+            samplers=[self._samplers.of(row.sampling)],
+            logits_processors=[processors],
+            stop_sequences=[self._stop_sequences(endings)],
         )
         self._row_of[uid] = row.id
         self._uid_of[row.id] = uid
         self._prefilling.add(uid)
+        if row.logprobs is not None:
+            self._told[uid] = row.logprobs
+
+    def _ends(self, row: Row) -> frozenset[int]:
+        own = frozenset() if row.ignore_eos else self._end_tokens
+        return own.union(row.stop_tokens)
+
+    def _stop_sequences(self, tokens: frozenset[int]) -> StopSequences:
+        found = self._endings.get(tokens)
+        if found is None:
+            if len(self._endings) >= _KEPT:
+                self._endings.clear()
+            found = StopSequences([[token] for token in sorted(tokens)])
+            self._endings[tokens] = found
+        return found
+
+    def forget(self, family: int) -> None:
+        """No more rows of this family will come."""
+        self._families.forget(family)
 
     def remove(self, row: int) -> bool:
         """Take a row out; False when it is not there, because it ended by itself."""
         uid = self._uid_of.pop(row, None)
         if uid is None:
-            return False
+            waited, _ = self._families.leave(row)
+            return waited
         del self._row_of[uid]
         self._prefilling.discard(uid)
+        self._told.pop(uid, None)
         self._generator.remove([uid])
+        _, heir = self._families.leave(row)
+        if heir is not None:
+            self._begin(heir)
         return True
 
     def step(self) -> list[Output]:
@@ -70,20 +137,49 @@ class Batch:
         if self._prefilling:
             chunk = max(_SMALLEST_CHUNK, self._prefill_step // len(self._prefilling))
             self._generator.prefill_step_size = chunk
-        _, responses = self._generator.next()
+        prompts, responses = self._generator.next()
+        if self._families:
+            self._share(prompts)
         outputs = []
+        told = self._tell(responses) if self._told else {}
         for response in responses:
             uid = response.uid
             row = self._row_of[uid]
             self._prefilling.discard(uid)
             if response.finish_reason is not None:
                 del self._row_of[uid], self._uid_of[row]
-            outputs.append(Output(row, response.token, response.finish_reason))
+                self._told.pop(uid, None)
+            outputs.append(Output(row, response.token, response.finish_reason, told.get(uid)))
         return outputs
+
+    def _share(self, prompts: list[Any]) -> None:
+        """Let the rows begin that waited for a prompt of which only the last token is left to compute."""
+        for prompt in prompts:
+            done, total = prompt.progress
+            row = self._row_of.get(prompt.uid)
+            if row is None or done < total - 1 or not self._families.led_by(row):
+                continue
+            if prompt.end_of_prompt:
+                # It went on to decode without a stop before the last token: nothing to share was left of it.
+                _, heir = self._families.leave(row)
+                if heir is not None:
+                    self._begin(heir)
+                continue
+            cache = self._generator.extract_cache([prompt.uid])[prompt.uid][0]
+            for waiting in self._families.settle(row, cache):
+                self._begin(waiting, cache)
+
+    def _tell(self, responses: list[Any]) -> dict[int, Scored]:
+        asked = [response for response in responses if response.uid in self._told]
+        if not asked:
+            return {}
+        rows = [(response.logprobs, response.token, self._told[response.uid]) for response in asked]
+        return dict(zip((response.uid for response in asked), scored(rows), strict=True))
 
     def reset(self) -> list[int]:
         """Drop every row after a failed step, of which the generator's state is unknown; returns them."""
-        rows = list(self._uid_of)
+        rows = [*self._uid_of, *self._families.reset()]
+        self._told.clear()
         self._row_of.clear()
         self._uid_of.clear()
         self._prefilling.clear()
@@ -93,7 +189,7 @@ class Batch:
 
     @property
     def kv_bytes(self) -> int:
-        return int(self._generator.prompt_cache_nbytes)
+        return int(self._generator.prompt_cache_nbytes) + self._families.bytes
 
 
 def _vocabulary(network: Any) -> int:

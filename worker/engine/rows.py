@@ -6,6 +6,7 @@ import msgspec
 
 from worker.request import Sampling
 from worker.text.events import FinishReason
+from worker.text.logprobs import Scored
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -16,6 +17,16 @@ class Row(msgspec.Struct, frozen=True):
     """Token ids, at least one."""
     max_tokens: int
     sampling: Sampling
+    min_tokens: int = 0
+    """No token that ends the row is said before it has so many."""
+    ignore_eos: bool = False
+    """The model's own end tokens end nothing."""
+    stop_tokens: tuple[int, ...] = ()
+    """Further token ids that end the row."""
+    logprobs: int | None = None
+    """Alternatives to tell for each token, beside its own log probability; None tells neither."""
+    family: int | None = None
+    """Rows with the same number have the same prompt, which is computed once; see Batch.forget."""
 
 
 class Output(NamedTuple):
@@ -24,6 +35,8 @@ class Output(NamedTuple):
     row: int
     token: int
     finish: FinishReason | None
+    logprobs: Scored | None = None
+    """For rows that ask for them."""
 
 
 class Report(NamedTuple):

@@ -5,7 +5,7 @@ rows have the same one. A seeded row has its own, which draws with a key made of
 its text depends neither on the rows beside it nor on what ran before.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
@@ -18,6 +18,8 @@ Sampler = Callable[[Any], Any]
 """(rows, vocabulary) log probabilities to (rows,) tokens."""
 
 _MASK: Final = 2**64 - 1
+_XTC: Final = 0x585443
+"""Mixed into a seed for the draws of xtc, which must not be those of the tokens."""
 _KEPT: Final = 256
 """Distinct samplers kept for reuse."""
 
@@ -38,14 +40,40 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-class SeededSampler:
-    """The sampler of one row with a seed. Called once per position, in order."""
+def seed_of(seed: int | None, index: int) -> int | None:
+    """The seed of the answer with this index, when several are wanted; the first has the request's own."""
+    if seed is None or index == 0:
+        return seed
+    return _mix(_mix(seed & _MASK) ^ _mix(index))
 
-    def __init__(self, sampling: Sampling, *, vocabulary: int) -> None:
-        assert sampling.seed is not None
+
+def apply_xtc(logprobs: Any, sampling: Sampling, spared: Any, draws: Any) -> Any:
+    """Now and then leave out all tokens above the threshold but the least likely of them.
+
+    `spared` are tokens that are never left out; `draws` are uniform in [0, 1), one for each row, (rows, 1).
+    Source: the "exclude top choices" sampler as mlx-lm has it, which draws once for all rows.
+    """
+    probabilities = mx.softmax(logprobs, axis=-1)
+    likely = probabilities > sampling.xtc_threshold
+    least = mx.where(likely, probabilities, mx.inf).min(axis=-1, keepdims=True)
+    out = (probabilities > least) & (draws < sampling.xtc_probability) & ~spared
+    return mx.where(out, -mx.inf, logprobs)
+
+
+class OwnSampler:
+    """What mlx-lm's sampler does, with draws of our own: with a seed, and with xtc for each row apart.
+
+    With a seed it is for one row alone and is called once per position, in order.
+    """
+
+    def __init__(self, sampling: Sampling, *, vocabulary: int, spared: Sequence[int] = ()) -> None:
         self._seed = sampling.seed
         self._position = 0
         self._sampling = _bounded(sampling, vocabulary)
+        mask = mx.zeros((vocabulary,), dtype=mx.bool_)
+        if spared:
+            mask[mx.array(list(spared))] = True
+        self._spared = mask
 
     def __call__(self, logprobs: Any) -> Any:
         sampling = self._sampling
@@ -54,37 +82,65 @@ class SeededSampler:
             logprobs = apply_top_p(logprobs, sampling.top_p)
         if sampling.min_p > 0:
             logprobs = apply_min_p(logprobs, sampling.min_p)
+        if sampling.xtc_probability > 0:
+            draws = mx.random.uniform(shape=(logprobs.shape[0], 1), key=self._key(_XTC))
+            logprobs = apply_xtc(logprobs, sampling, self._spared, draws)
         if sampling.top_k > 0:
             logprobs = apply_top_k(logprobs, sampling.top_k)
-        key = mx.array(key_words(self._seed, self._position), dtype=mx.uint32)
+        key = self._key(0)
         self._position += 1
         return mx.random.categorical(logprobs * (1 / sampling.temperature), key=key)
 
+    def _key(self, purpose: int) -> Any:
+        if self._seed is None:
+            return None
+        return mx.array(key_words(self._seed ^ purpose, self._position), dtype=mx.uint32)
+
 
 class Samplers:
-    """Gives each row its sampler. `vocabulary` is the width of the logits."""
+    """Gives each row its sampler. `vocabulary` is the width of the logits.
 
-    def __init__(self, vocabulary: int) -> None:
+    `spared` are the tokens that xtc never leaves out: without the end and the line break answers ramble.
+    """
+
+    def __init__(self, vocabulary: int, spared: Sequence[int] = ()) -> None:
         self._vocabulary = vocabulary
+        self._spared = [token for token in spared if token < vocabulary]
         self._shared: dict[Sampling, Sampler] = {}
 
     def of(self, sampling: Sampling) -> Sampler:
         if sampling.greedy:
             return greedy_sampler  # type: ignore[no-any-return]
         if sampling.seed is not None:
-            return SeededSampler(sampling, vocabulary=self._vocabulary)
-        sampling = _bounded(sampling, self._vocabulary)
+            return self._own(sampling)
+        # Rows that differ only in what processors do share one all the same.
+        sampling = _bounded(
+            Sampling(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                min_p=sampling.min_p,
+                xtc_probability=sampling.xtc_probability,
+                xtc_threshold=sampling.xtc_threshold,
+            ),
+            self._vocabulary,
+        )
         sampler = self._shared.get(sampling)
         if sampler is None:
             if len(self._shared) >= _KEPT:
                 del self._shared[next(iter(self._shared))]
-            sampler = self._shared[sampling] = make_sampler(
-                temp=sampling.temperature,
-                top_p=sampling.top_p,
-                min_p=sampling.min_p,
-                top_k=sampling.top_k,
-            )
+            sampler = self._shared[sampling] = self._new(sampling)
         return sampler
+
+    def _new(self, sampling: Sampling) -> Sampler:
+        if sampling.xtc_probability > 0:
+            return self._own(sampling)
+        return make_sampler(  # type: ignore[no-any-return]
+            temp=sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p, top_k=sampling.top_k
+        )
+
+    def _own(self, sampling: Sampling) -> OwnSampler:
+        return OwnSampler(sampling, vocabulary=self._vocabulary, spared=self._spared)
 
 
 def _bounded(sampling: Sampling, vocabulary: int) -> Sampling:

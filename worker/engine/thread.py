@@ -108,6 +108,15 @@ class Engine:
 
         self._commands.put(command)
 
+    def forget(self, family: int) -> None:
+        """Let go of what rows of this family would share; none will come any more."""
+
+        def command() -> None:
+            if self._batch is not None:
+                self._batch.forget(family)
+
+        self._commands.put(command)
+
     def stop(self) -> None:
         """End the thread after the step it is in."""
 

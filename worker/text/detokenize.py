@@ -150,6 +150,12 @@ class Detokenizers:
                 self._table = _SentencePiece(tokenizer, special, added)
                 self._strip = any(step.get("type") == "Strip" for step in steps)
 
+    def bytes_of(self, token: int) -> bytes:
+        """A token by itself, as far as that can be told; nothing for a special one."""
+        if self._table is None:
+            return self._tokenizer.decode([token], skip_special_tokens=True).encode()
+        return self._table.of(token)
+
     def new(self) -> Detokenizer:
         if self._table is None:
             return _FromWindow(self._tokenizer)

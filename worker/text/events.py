@@ -1,8 +1,11 @@
 """Reply events: what a completion says, before a wire format words it."""
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
+
+from worker.text.logprobs import TokenLikelihood
 
 FinishReason = Literal["stop", "length"]
 
@@ -16,10 +19,22 @@ class Usage(msgspec.Struct, frozen=True):
     """Prompt tokens that were not computed again."""
 
 
+def total_usage(prompts: Iterable[Sequence[Usage]]) -> Usage:
+    """What answers cost together; those of one prompt share it, so it counts once."""
+    prompts = [list(answers) for answers in prompts]
+    return Usage(
+        prompt=sum(answers[0].prompt for answers in prompts),
+        completion=sum(answer.completion for answers in prompts for answer in answers),
+        cached=sum(answers[0].cached for answers in prompts),
+    )
+
+
 class TextDelta(msgspec.Struct, frozen=True):
     """Some more text of the answer. Never half a character, never a part of a stop sequence."""
 
     text: str
+    logprobs: tuple[TokenLikelihood, ...] = ()
+    """Of the tokens whose text begins here, when asked for."""
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -27,8 +42,8 @@ class Finished(msgspec.Struct, frozen=True):
 
     reason: FinishReason
     usage: Usage
-    stop: str | None = None
-    """The stop sequence that was matched."""
+    stop: str | int | None = None
+    """The stop sequence that was matched, or the token id of the request's that was said."""
 
 
 ReplyEvent = TextDelta | Finished
