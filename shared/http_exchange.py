@@ -250,6 +250,7 @@ class Exchange:
 
     def abort(self) -> None:
         """Cut the connection, so that the client can't take what it got for a whole answer."""
+        self._on_gone = None  # the application knows
         self._wire.abort()
 
     def _check_open(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -604,3 +605,50 @@ async def test_a_unix_socket_and_a_peer_that_is_not_accepted(tmp_path: Path) -> 
         with pytest.raises(ConnectionError):
             await wire.ask("/")
     await server.stop(grace_s=1)
+
+
+# Anything at all.
+
+SEEDS = [
+    b"POST /x?y=1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nhello",
+    b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n0\r\nT: u\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n" + GET,
+    b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" + GET,
+    GET * 12,
+    b"HEAD http://u:p@h:1/%zz?%00#f HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" + GET,
+]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_no_bytes_are_our_fault(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever is sent, in whatever pieces: answers that h11 accepts, an end, and nothing in the log."""
+    rng = random.Random(seed)
+    async with serving() as (_, address, server):
+        for _ in range(25):
+            data = bytearray(rng.choice(SEEDS))
+            for _ in range(rng.randrange(4)):
+                at = rng.randrange(len(data))
+                match rng.randrange(4):
+                    case 0:
+                        data[at] = rng.randrange(256)
+                    case 1:
+                        del data[at : at + rng.randrange(1, 9)]
+                    case 2:
+                        data[at:at] = rng.choice((b"\r", b"\n", b"\0", b" ", b"\r\n", b":", b"9" * 20))
+                    case _:
+                        data[at:at] = rng.choice(SEEDS)
+            wire = await Wire.open(address)
+            with contextlib.suppress(ConnectionError):
+                at = 0
+                while at < len(data):
+                    size = rng.choice((1, 7, 1000, 1000))
+                    wire.send(bytes(data[at : at + size]))
+                    await wire.writer.drain()
+                    at += size
+                wire.writer.write_eof()
+                while True:
+                    answer = await asyncio.wait_for(wire.read(), 5)
+                    assert answer.status in (200, 400, 408, 414, 417, 431, 501, 505)
+            wire.close()
+        await nobody_left(server)
+    assert caplog.text == ""
