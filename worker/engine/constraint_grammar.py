@@ -1,6 +1,7 @@
 """Specifications to grammars: what the compiler takes."""
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 import orjson
@@ -14,25 +15,31 @@ from worker.text.sentinels import quote
 _BODY: Final = "answer"
 
 
-def grammar_of(spec: Spec, *, prefix: str = "", lenient: bool = False) -> str:
+def grammar_of(spec: Spec, *, prefix: str = "", lenient: bool = False, controls: Iterable[str] = ()) -> str:
     """The grammar of an answer in llguidance's form.
 
     `prefix` is the body of a rule for what comes before the answer, with rules of its own behind it;
-    `lenient` ignores keywords of a schema that can't be enforced. Raises PublicError 400.
+    `lenient` ignores keywords of a schema that can't be enforced; `controls` are texts of the model's control
+    tokens. Raises PublicError 400.
     """
-    if spec.kind == "calls":
-        return spec.source
-    if not prefix:
-        return _lark(spec, lenient=lenient)
+    answer = _lark(spec, lenient=lenient)
+    if any(control in spec.source for control in controls):
+        # Text that must come is forced as the tokenizer would cut it, which for the text of a control token
+        # is that token, and never allowed. Without forcing the letters may be said one by one.
+        answer = f'%llguidance {{"no_forcing": true}}\n{answer}'
+    if not prefix or spec.kind == "calls":
+        return answer
     first, _, rules = prefix.partition("\n")
     outer = f"start: {first} @{_BODY}\n{rules}"
     # The answer is a grammar of its own, so that names in it and in the prefix can't clash.
-    inner = {"name": _BODY, "lark_grammar": _lark(spec, lenient=lenient)}
+    inner = {"name": _BODY, "lark_grammar": answer}
     return orjson.dumps({"grammars": [{"name": "reply", "lark_grammar": outer}, inner]}).decode()
 
 
 def _lark(spec: Spec, *, lenient: bool) -> str:
     match spec.kind:
+        case "calls":
+            return spec.source
         case "json_schema":
             return f"start: %json {orjson.dumps(prepared(spec.schema, READABLE, lenient=lenient)).decode()}\n"
         case "json_object":
@@ -49,7 +56,6 @@ def _lark(spec: Spec, *, lenient: bool) -> str:
                 raise PublicError(
                     400, "invalid_grammar", f"The grammar can't be used: {error}.", param=spec.param
                 ) from None
-    raise AssertionError(spec.kind)
 
 
 def _slashes(pattern: str) -> str:

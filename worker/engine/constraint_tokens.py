@@ -34,12 +34,12 @@ class Vocabulary:
         self.size: int = max(width, backend.get_vocab_size(with_added_tokens=True))
         self.end_tokens = tuple(sorted(end_tokens))
         self.ll = LLTokenizer(backend.to_str(), n_vocab=self.size, eos_token=list(self.end_tokens))
-        self.controls = {
-            str(token.content): number
+        self.controls = frozenset(
+            str(token.content)
             for number, token in backend.get_added_tokens_decoder().items()
-            if len(token.content) > 1
-        }
-        """Control tokens by their text."""
+            if number < self.size and self.ll.is_special_token(number)
+        )
+        """The text of each control token; only its token stands for it, and no grammar's letters do."""
         self.spaces = self._spaces()
         """Tokens that are nothing but white space."""
         self.space_bits = self.bits(self.spaces)

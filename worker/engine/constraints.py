@@ -11,7 +11,7 @@ from worker.engine.constraint_grammar import grammar_of, in_words
 from worker.engine.constraint_masks import Masks
 from worker.engine.constraint_rows import Control, Matcher
 from worker.engine.constraint_tokens import Vocabulary
-from worker.text.grammar.schema import check, control_token
+from worker.text.grammar.schema import check
 from worker.text.grammar.spec import Spec
 from worker.text.thinking_gate import Gate
 
@@ -51,7 +51,8 @@ def compile_spec(spec: Spec, vocabulary: Vocabulary, *, prefix: str = "") -> Pre
     `prefix` is what a reply has before its answer (Family.answer_prefix). Raises PublicError 400 with the
     library's reason for what is invalid, or can't be enforced and must be.
     """
-    _check(spec, vocabulary)
+    if spec.kind == "json_schema":
+        check(spec.schema, spec.param)
     try:
         return Prepared(_compiled(spec, vocabulary, prefix, lenient=False))
     except PublicError as error:
@@ -66,7 +67,7 @@ def compile_spec(spec: Spec, vocabulary: Vocabulary, *, prefix: str = "") -> Pre
 
 
 def _compiled(spec: Spec, vocabulary: Vocabulary, prefix: str, *, lenient: bool) -> Compiled:
-    grammar = grammar_of(spec, prefix=prefix, lenient=lenient)
+    grammar = grammar_of(spec, prefix=prefix, lenient=lenient, controls=vocabulary.controls)
     prototype = LLMatcher(vocabulary.ll, grammar, log_level=0, limits=_LIMITS)
     if not prototype.is_error():
         # The first mask is the dearest by far: copies share what is worked out for it.
@@ -74,16 +75,6 @@ def _compiled(spec: Spec, vocabulary: Vocabulary, prefix: str, *, lenient: bool)
     if prototype.is_error():
         raise _refused(spec, prototype.get_error())
     return Compiled(prototype, spans=bool(prefix) or spec.spans)
-
-
-def _check(spec: Spec, vocabulary: Vocabulary) -> None:
-    if spec.kind == "json_schema":
-        check(spec.schema, spec.param, literals=vocabulary.controls)
-    elif spec.kind == "choice":
-        for choice in spec.schema:
-            token = control_token(choice, vocabulary.controls)
-            if token is not None:
-                raise _refused(spec, f"{token!r} is a control token of this model")
 
 
 def _refused(spec: Spec, reason: str) -> PublicError:

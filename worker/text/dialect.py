@@ -18,9 +18,13 @@ from worker.text.toolcalls.tools import Tools
 
 
 class Dialect:
-    """Made once for a model and shared by all its replies. `tokenizer` is mlx-lm's wrapper."""
+    """Made once for a model and shared by all its replies. `tokenizer` is mlx-lm's wrapper.
 
-    def __init__(self, tokenizer: Any, template: str = "") -> None:
+    `template` is the source of its chat template, where the tokenizer does not have it.
+    """
+
+    def __init__(self, tokenizer: Any, template: str | None = None) -> None:
+        template = _template_of(tokenizer) if template is None else template
         family = select_family(tokenizer, template)
         thinking = None if family.always else select_thinking(tokenizer, template)
         self._bind(tokenizer.get_vocab(), family, thinking)
@@ -154,3 +158,11 @@ def _whole_reply(family: Family, reader: Reader, *, thinking: bool) -> Steps[Non
     if thinking:
         yield from reader.think_marked()
     yield from family.read(reader)
+
+
+def _template_of(tokenizer: Any) -> str:
+    """The source of the chat template; of all of them, where a model has one for each purpose."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):
+        return "\n".join(map(str, template.values()))
+    return template if isinstance(template, str) else ""

@@ -31,11 +31,8 @@ READABLE: Final = {"whitespace_pattern": r"(\n[ ]{0,32}|\n\t{0,8}|[ ])"}
 """JSON on one line or indented. Without a bound a small model may go on with white space for ever."""
 
 
-def check(schema: Json, param: str, *, literals: Mapping[str, int] | None = None) -> None:
-    """Raises PublicError 400 for what is not a JSON schema, or is too large to compile in good time.
-
-    `literals` are the model's control tokens; a schema can't ask for their text.
-    """
+def check(schema: Json, param: str) -> None:
+    """Raises PublicError 400 for what is not a JSON schema, or is too large to compile in good time."""
     if not isinstance(schema, dict):
         raise _invalid(param, "a schema is a JSON object")
     if len(orjson.dumps(schema)) > MAX_BYTES:
@@ -43,10 +40,10 @@ def check(schema: Json, param: str, *, literals: Mapping[str, int] | None = None
     for node, path, depth in _walk(schema, param, 0):
         if depth > MAX_DEPTH:
             raise _invalid(param, f"the schema is nested more than {MAX_DEPTH} levels deep")
-        _check_node(node, path, literals or {})
+        _check_node(node, path)
 
 
-def _check_node(node: Json, path: str, literals: Mapping[str, int]) -> None:
+def _check_node(node: Json, path: str) -> None:
     if isinstance(node, bool):
         return
     if not isinstance(node, dict):
@@ -71,22 +68,6 @@ def _check_node(node: Json, path: str, literals: Mapping[str, int]) -> None:
         raise _invalid(f"{path}.enum", "`enum` is a list of at least one value")
     if len(choices) > MAX_CHOICES:
         raise _invalid(f"{path}.enum", f"an enum may have {MAX_CHOICES} values")
-    if literals:
-        _check_literals([*choices, node.get("const"), *node.get("properties", {})], path, literals)
-
-
-def _check_literals(values: list[Json], path: str, literals: Mapping[str, int]) -> None:
-    for value in values:
-        token = control_token(value, literals) if isinstance(value, str) else None
-        if token is not None:
-            raise _invalid(path, f"{token!r} is a control token of this model, so it can't be asked for")
-
-
-def control_token(text: str, literals: Mapping[str, int]) -> str | None:
-    """The control token whose text is in `text`, if any."""
-    if "<" not in text and "[" not in text:
-        return None
-    return next((token for token in literals if token in text), None)
 
 
 def _walk(node: Json, path: str, depth: int) -> Iterator[tuple[Json, str, int]]:
