@@ -10,6 +10,8 @@ from mlx_lm.generate import BatchGenerator, StopSequences
 from worker.engine.families import Families
 from worker.engine.logprobs import scored
 from worker.engine.processors import NotYet, processors_of
+from worker.engine.prompt_cache import PromptCache
+from worker.engine.reuse import Reuse
 from worker.engine.rows import Output, Row
 from worker.engine.sampling import Samplers
 from worker.text.logprobs import Scored
@@ -24,7 +26,8 @@ class Batch:
 
     The caller keeps the number of rows at or under `max_rows`. `prefill_step` bounds the prompt tokens that
     one step computes, over all rows, so it bounds how long the decoding rows stall. `line_breaks` are tokens
-    that xtc does not leave out.
+    that xtc does not leave out. Rows begin with what `prompts` has of their prompt and leave their own state
+    there; without it nothing is kept.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class Batch:
         max_rows: int,
         prefill_step: int,
         line_breaks: Sequence[int] = (),
+        prompts: PromptCache | None = None,
     ) -> None:
         self._network = network
         self._end_tokens = frozenset(end_tokens)
@@ -47,6 +51,7 @@ class Batch:
         self._families = Families()
         self._told: dict[int, int] = {}
         """Alternatives to tell for the tokens of a row, by its uid."""
+        self._reuse = Reuse(PromptCache(0) if prompts is None else prompts, network)
         self._generator = self._new_generator()
         self._row_of: dict[int, int] = {}
         self._uid_of: dict[int, int] = {}
@@ -84,12 +89,15 @@ class Batch:
         processors = processors_of(row.sampling)
         if row.min_tokens > 0 and endings:
             processors.append(NotYet(endings, row.min_tokens))
-        (uid,) = self._generator.insert(
-            [row.prompt if shared is None else row.prompt[-1:]],
+        cached = 0 if shared is None else len(row.prompt) - 1
+        if shared is None and (hit := self._reuse.find(row, self._generator)) is not None:
+            cached, shared = hit.cached, hit.state
+        (uid,) = self._generator.insert_segments(
+            [self._reuse.segments(row, cached)],
             max_tokens=[row.max_tokens],
             caches=[shared],
             # The generator adds to it what it computes.
-            all_tokens=[[] if shared is None else row.prompt[:-1]],
+            all_tokens=[row.prompt[:cached]],
             samplers=[self._samplers.of(row.sampling)],
             logits_processors=[processors],
             stop_sequences=[self._stop_sequences(endings)],
@@ -97,6 +105,7 @@ class Batch:
         self._row_of[uid] = row.id
         self._uid_of[row.id] = uid
         self._prefilling.add(uid)
+        self._reuse.begin(uid, row, cached)
         if row.logprobs is not None:
             self._told[uid] = row.logprobs
 
@@ -126,6 +135,7 @@ class Batch:
         del self._row_of[uid]
         self._prefilling.discard(uid)
         self._told.pop(uid, None)
+        self._reuse.removed(uid, self._generator)
         self._generator.remove([uid])
         _, heir = self._families.leave(row)
         if heir is not None:
@@ -137,7 +147,9 @@ class Batch:
         if self._prefilling:
             chunk = max(_SMALLEST_CHUNK, self._prefill_step // len(self._prefilling))
             self._generator.prefill_step_size = chunk
+        self.settle()
         prompts, responses = self._generator.next()
+        self._reuse.progressed(prompts, self._generator)
         if self._families:
             self._share(prompts)
         outputs = []
@@ -149,8 +161,17 @@ class Batch:
             if response.finish_reason is not None:
                 del self._row_of[uid], self._uid_of[row]
                 self._told.pop(uid, None)
+                self._reuse.ended(uid, response.all_tokens, response.prompt_cache)
             outputs.append(Output(row, response.token, response.finish_reason, told.get(uid)))
         return outputs
+
+    def settle(self) -> None:
+        """Keep the state of what the last step ended; costs a copy of it, so tell of the step first."""
+        self._reuse.settle()
+
+    def cached(self) -> list[tuple[int, int]]:
+        """Rows begun since the last call, and how many tokens of each prompt needed no computing."""
+        return self._reuse.told()
 
     def _share(self, prompts: list[Any]) -> None:
         """Let the rows begin that waited for a prompt of which only the last token is left to compute."""
@@ -183,6 +204,7 @@ class Batch:
         self._row_of.clear()
         self._uid_of.clear()
         self._prefilling.clear()
+        self._reuse.reset()
         self._generator.close()
         self._generator = self._new_generator()
         return rows

@@ -1,5 +1,6 @@
 """What goes into the engine and what comes out: plain data, made on one thread and read on the other."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -27,6 +28,12 @@ class Row(msgspec.Struct, frozen=True):
     """Alternatives to tell for each token, beside its own log probability; None tells neither."""
     family: int | None = None
     """Rows with the same number have the same prompt, which is computed once; see Batch.forget."""
+    adapter: str = ""
+    """Names the adapter's weights: prompt state is not shared between different ones."""
+    session: str | None = None
+    """The conversation it belongs to, when the client says so; its state is kept in preference."""
+    boundaries: tuple[int, ...] = ()
+    """Lengths of prefixes that other prompts are likely to begin with: its system prompt, all its turns."""
 
 
 class Output(NamedTuple):
@@ -47,3 +54,5 @@ class Report(NamedTuple):
     """Rows that were taken out as asked."""
     failed: list[int]
     """Rows that are out because the engine failed on them."""
+    cached: Sequence[tuple[int, int]] = ()
+    """Rows that have begun, and how many tokens of the prompt needed no computing."""

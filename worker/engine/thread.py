@@ -151,8 +151,11 @@ class Engine:
                     self.steps += 1
                     self._read_kv(self._batch)
                 if outputs or self._removed or self._failed:
-                    self._tell(self._listener.on_report, Report(outputs, self._removed, self._failed))
+                    cached = () if self._batch is None else self._batch.cached()
+                    self._tell(self._listener.on_report, Report(outputs, self._removed, self._failed, cached))
                     self._removed, self._failed = [], []
+                if self._batch is not None:
+                    self._batch.settle()
         except BaseException as error:  # whatever it was, the process must not outlive its engine
             self._tell(self._listener.on_death, error)
 

@@ -1,0 +1,163 @@
+"""What the rows of a batch take from the prompt cache, and what they leave in it.
+
+Everything here runs on the engine's thread. State is taken out of the batch as mlx-lm gives it, unevaluated;
+`settle` computes it between two steps, because a copy that is computed later would keep the batch from
+changing its own arrays in place.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, make_prompt_cache
+
+from worker.engine.prompt_cache import (
+    SHORTEST,
+    Entry,
+    Hit,
+    PromptCache,
+    Tokens,
+    as_tokens,
+    common_prefix,
+    trimmed,
+)
+from worker.engine.rows import Row
+
+
+@dataclass
+class _Begun:
+    """A row in the generator."""
+
+    row: Row
+    prompt: Tokens
+    cached: int
+    wanted: set[int]
+    """Positions at which its state is kept."""
+    decoding: bool = False
+
+
+@dataclass
+class _Taken:
+    row: Row
+    tokens: Tokens
+    state: list[Any] = field(repr=False)
+
+
+class Reuse:
+    """For one batch."""
+
+    def __init__(self, cache: PromptCache, network: Any) -> None:
+        self.cache = cache
+        # State of these kinds can always be cut back to any shorter prefix, so there is nothing to keep of
+        # a prompt before its row is over.
+        self._needs_snapshots = not all(map(_always_trimmable, make_prompt_cache(network)))
+        self._begun: dict[int, _Begun] = {}
+        self._taken: list[_Taken] = []
+        self._told: list[tuple[int, int]] = []
+
+    def find(self, row: Row, generator: BatchGenerator) -> Hit | None:
+        """State that `row` can begin with, of an earlier row or of one that runs."""
+        prompt = as_tokens(row.prompt)
+        found = self.cache.reusable(prompt, row.adapter)
+        living = None if self._needs_snapshots else self._living(prompt, row, longer_than=found)
+        if living is not None:
+            uid, length = living
+            state, tokens = generator.extract_cache([uid])[uid]
+            self.cache.note_living(length)
+            return Hit(length, trimmed(state, len(tokens) - length))
+        return self.cache.find(prompt, adapter=row.adapter, session=row.session)
+
+    def _living(self, prompt: Tokens, row: Row, *, longer_than: int) -> tuple[int, int] | None:
+        best, length = None, max(longer_than, SHORTEST)
+        for uid, begun in self._begun.items():
+            if begun.decoding and begun.row.adapter == row.adapter:
+                common = common_prefix(begun.prompt, prompt[:-1])
+                if common > length:
+                    best, length = uid, common
+        return None if best is None else (best, length)
+
+    def segments(self, row: Row, cached: int) -> list[list[int]]:
+        """The tokens of `row` after the first `cached`, cut where its state is to be kept."""
+        cuts = [cached, *self._positions(row, cached), len(row.prompt)]
+        return [row.prompt[start:end] for start, end in pairwise(cuts)]
+
+    def begin(self, uid: int, row: Row, cached: int) -> None:
+        """`row` is in the generator, `cached` of its tokens need no computing."""
+        wanted = set(self._positions(row, cached))
+        self._begun[uid] = _Begun(row, as_tokens(row.prompt), cached, wanted)
+        self._told.append((row.id, cached))
+
+    def _positions(self, row: Row, cached: int) -> list[int]:
+        if not self._needs_snapshots:
+            return []
+        floor = max(cached, SHORTEST - 1)
+        return sorted({cut for cut in row.boundaries if floor < cut < len(row.prompt)})
+
+    def told(self) -> list[tuple[int, int]]:
+        """Rows that have begun since the last call, and how many tokens of each prompt were there."""
+        told, self._told = self._told, []
+        return told
+
+    def progressed(self, prompts: list[Any], generator: BatchGenerator) -> None:
+        """Pieces of prompt were computed."""
+        for piece in prompts:
+            begun = self._begun.get(piece.uid)
+            if begun is None:
+                continue
+            if piece.end_of_prompt:
+                begun.decoding = True
+            elif piece.end_of_segment and begun.cached + piece.progress[0] in begun.wanted:
+                state, tokens = generator.extract_cache([piece.uid])[piece.uid]
+                self._take(begun.row, tokens, state)
+
+    def ended(self, uid: int, tokens: list[int], state: list[Any]) -> None:
+        """A row has generated its last token."""
+        begun = self._begun.pop(uid, None)
+        if begun is not None:
+            self._take(begun.row, tokens, state)
+
+    def removed(self, uid: int, generator: BatchGenerator) -> None:
+        """A row is about to be taken out; what was computed for it serves whoever asks the same again."""
+        begun = self._begun.pop(uid, None)
+        if begun is None or not begun.decoding:
+            # In the middle of its prompt it may hold caches that nothing was written to yet.
+            return
+        state, tokens = generator.extract_cache([uid])[uid]
+        self._take(begun.row, tokens, state)
+
+    def _take(self, row: Row, tokens: list[int], state: list[Any]) -> None:
+        if len(tokens) >= SHORTEST:
+            self._taken.append(_Taken(row, as_tokens(tokens), state))
+
+    def settle(self) -> None:
+        """Compute what was taken and put it into the cache. Call it before the next step."""
+        taken, self._taken = self._taken, []
+        for item in taken:
+            row, nbytes = item.row, sum(int(layer.nbytes) for layer in item.state)
+            if self.cache.wants(item.tokens, nbytes, adapter=row.adapter, session=row.session):
+                for layer in item.state:
+                    _detach(layer)
+                mx.eval([layer.state for layer in item.state])
+                self.cache.put(Entry(item.tokens, item.state, row.adapter, row.session))
+
+    def reset(self) -> None:
+        """The generator's state is unknown: nothing of it may be kept."""
+        self._begun.clear()
+        self._taken.clear()
+
+
+def _always_trimmable(layer: Any) -> bool:
+    if isinstance(layer, CacheList):
+        return all(map(_always_trimmable, layer.caches))
+    return type(layer) is KVCache
+
+
+def _detach(layer: Any) -> None:
+    """Let go of the batch's arrays: states of fixed size come as views into those of all rows."""
+    if isinstance(layer, CacheList):
+        for part in layer.caches:
+            _detach(part)
+    elif isinstance(layer, ArraysCache):
+        layer.cache = [None if array is None else mx.contiguous(array) for array in layer.cache]
