@@ -13,14 +13,12 @@ from shared.http_exchange import AsgiApp, ClientGone, Exchange, Message, send_an
 from supervisor.catalog.catalog import Catalog
 from supervisor.front.access import Access, Fields, Headers, fields_of, preflight
 from supervisor.front.body import open_envelope, read_body
-from supervisor.relay import Forwarded, Slots, forward
+from supervisor.relay import FORWARDED, Forwarded, Slots, forward
 from supervisor.routes.health import health_of
 from supervisor.routes.parts import Residents
 from supervisor.routes.refusals import method_not_allowed, not_found
 from supervisor.settings import Settings
 
-FORWARDED: Final = frozenset({b"/v1/chat/completions"})
-"""Paths that workers answer, all by POST; the worker is asked for the very same path."""
 MAX_CONTROL_BODY_BYTES: Final = 1 << 20
 """Bodies of requests that the supervisor itself answers."""
 

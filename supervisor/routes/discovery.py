@@ -8,11 +8,12 @@ from fastapi import APIRouter, Request
 
 from shared import __version__
 from supervisor.catalog.catalog import ModelEntry
+from supervisor.relay import FORWARDED
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import READ, Json
 
 ROUTES = (
-    "POST /v1/chat/completions",
+    *sorted(f"POST {path.decode()}" for path in FORWARDED),
     "GET /v1/models",
     "GET /v1/models/{id}",
     "GET /health",
