@@ -32,6 +32,7 @@ from worker.api.validation import check_range, decode
 from worker.completion import Completions
 from worker.engine.activity import Feed
 from worker.engine.admission import Admission, Lease
+from worker.engine.jobs import Jobs
 from worker.engine.thread import Engine
 from worker.request import Asked, Message, Request
 from worker.text.events import Finished, TextDelta
@@ -54,6 +55,7 @@ class Admin:
         engine: Engine,
         admission: Admission,
         feed: Feed,
+        jobs: Jobs,
         read_memory: Callable[[], Memory],
         trim: Callable[[int | None], asyncio.Future[int]],
     ) -> None:
@@ -61,6 +63,7 @@ class Admin:
         self._engine = engine
         self._admission = admission
         self._feed = feed
+        self._jobs = jobs
         self._read_memory = read_memory
         self._trim = trim
         self.completions: Completions | None = None
@@ -196,7 +199,7 @@ class Admin:
         raise PublicError(501, "unsupported", "This worker has no adapters.")
 
     async def cancel(self, exchange: Exchange, request_id: str) -> None:
-        if not self._loaded().cancel(request_id):
+        if not self._loaded().cancel(request_id) and not self._jobs.cancel(request_id):
             raise PublicError(404, "request_not_found", "No request with this id is in flight.")
         await exchange.answer(200, msgspec.json.encode(Cancelled(request_id)))
 

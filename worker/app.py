@@ -22,14 +22,19 @@ from shared.sockets import SocketPathError, bind_private, is_own_peer, unlink_qu
 from shared.status import ExitCode, Failed, FailureKind, Memory, Progress, Ready, Status
 from worker.admin import Admin, loading
 from worker.api.chat import Chat
+from worker.api.decisions import DecisionsRoute
 from worker.api.exchange import Exchange
 from worker.api.models import Models
+from worker.api.systemone import SystemOneRoute
 from worker.completion import Completions
+from worker.decisions import Decisions
 from worker.engine.activity import Feed
 from worker.engine.admission import Admission
 from worker.engine.batch import Batch
+from worker.engine.jobs import Jobs
 from worker.engine.memory import read_memory, working_set_bytes
 from worker.engine.rows import Report, Row
+from worker.engine.scoring import Scorer
 from worker.engine.thread import Engine
 from worker.model.failures import LoadError, explain
 from worker.model.loading import Model, load
@@ -60,6 +65,7 @@ class App:
         options = record.options
         self._admission = Admission(rows=options.max_concurrency, queue=options.queue)
         self._engine = Engine(self)
+        self._jobs = Jobs(self._engine, self._admission, self._feed)
         self._model: Model | None = None
         self._completions: Completions | None = None
         self._progress = Progress("weights")
@@ -71,6 +77,7 @@ class App:
             engine=self._engine,
             admission=self._admission,
             feed=self._feed,
+            jobs=self._jobs,
             read_memory=self._read_memory,
             trim=self._trim,
         )
@@ -85,6 +92,8 @@ class App:
             "/admin/adapters": {"POST": admin.adapters},
             "/v1/models": {"GET": self._not_loaded},
             "/v1/chat/completions": {"POST": self._not_loaded},
+            "/v1/decisions": {"POST": self._not_loaded},
+            "/v1/systemone": {"POST": self._not_loaded},
         }
 
     def stop(self) -> None:
@@ -138,10 +147,10 @@ class App:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_GRACE_S):
                 await idle.wait()
+        stopping = PublicError(503, "stopping", "This model is being stopped; try again.", retry_after_s=1)
+        self._jobs.fail_all(stopping)
         if self._completions is not None:
-            self._completions.fail_all(
-                PublicError(503, "stopping", "This model is being stopped; try again.", retry_after_s=1)
-            )
+            self._completions.fail_all(stopping)
             self._completions.close()
 
     async def _load(self) -> None:
@@ -173,6 +182,10 @@ class App:
         chat = Chat(completions, _fingerprint(record))
         models = Models(record.model, created=int(time.time()), context_window=model.context_window)
         self._routes["/v1/chat/completions"] = {"POST": chat}
+        scorer = Scorer(model.network, prefill_step=record.options.prefill_step)
+        decisions = Decisions(completions, self._jobs, scorer)
+        self._routes["/v1/decisions"] = {"POST": DecisionsRoute(decisions)}
+        self._routes["/v1/systemone"] = {"POST": SystemOneRoute(decisions)}
         self._routes["/v1/models"] = {"GET": models}
         self._say(
             Ready(
@@ -211,10 +224,10 @@ class App:
         log.error("the engine died", exc_info=error)
         log.error("the engine died: %s: %s", type(error).__name__, error)
         self._died = error
+        dead = PublicError(502, "engine_unavailable", "The engine died; it is being restarted.")
+        self._jobs.fail_all(dead)
         if self._completions is not None:
-            self._completions.fail_all(
-                PublicError(502, "engine_unavailable", "The engine died; it is being restarted.")
-            )
+            self._completions.fail_all(dead)
         self._ending.set()
 
     def _read_memory(self) -> Memory:

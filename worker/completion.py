@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Literal, Self, TypeVar
 
 from shared.activity import FirstToken, RequestFinished, RequestStarted
 from shared.errors import PublicError
@@ -25,6 +25,8 @@ from worker.request import Request, resolve
 from worker.text.assembler import Assembler
 from worker.text.events import Finished, FinishReason, ReplyEvent
 from worker.text.template import unsupported
+
+T = TypeVar("T")
 
 _NORMALISED: Final = 4
 """Characters that a tokenizer may make one of, at most."""
@@ -225,9 +227,12 @@ class Completions:
     def close(self) -> None:
         self._preparation.shutdown(wait=False, cancel_futures=True)
 
+    async def in_preparation(self, work: Callable[[], T]) -> T:
+        """Do `work` on the thread that the tokenizer belongs to."""
+        return await asyncio.get_running_loop().run_in_executor(self._preparation, work)
+
     async def _prepare(self, request: Request) -> list[int]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._preparation, self._tokenise, request)
+        return await self.in_preparation(lambda: self._tokenise(request))
 
     def _tokenise(self, request: Request) -> list[int]:
         model = self.model

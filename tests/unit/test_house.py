@@ -28,6 +28,7 @@ WORKER_FLOORS = (
     ("__main__",),
     ("app",),
     ("admin", "api"),
+    ("decisions", "embeddings"),
     ("completion",),
     ("engine", "text", "model", "gguf"),
     ("request",),

@@ -1,0 +1,180 @@
+"""Work on the engine that is no row of the batch: scoring answers, embedding texts.
+
+It takes a place in the same line as the rows, and runs in slices between the steps of the batch. One slice at
+a time, so that rows wait for one of them at most, however many jobs there are.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager
+from typing import Final, Generic, Literal, TypeVar
+
+from shared.activity import RequestFinished, RequestStarted
+from shared.errors import PublicError
+from worker.engine.activity import Feed
+from worker.engine.admission import Admission, Turn
+from worker.engine.thread import Engine
+
+T = TypeVar("T")
+
+Work = Generator[None, None, T]
+"""What to do on the engine's thread. It yields where rows may take a step."""
+
+_SLICE_S: Final = 0.1
+"""What a slice should take: rows stall for so long."""
+_SMALLEST: Final = 16
+_LARGEST: Final = 2048
+
+
+class Pace:
+    """How many tokens a slice may compute, learned from what earlier ones took. For the engine's thread."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = max(_SMALLEST, min(tokens, _LARGEST))
+        """Tokens for the next slice."""
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """A slice with `tokens` took so long."""
+        # A small one says little about a large one: most of its time goes into reading the weights.
+        if tokens < self.tokens // 2 and seconds < _SLICE_S:
+            return
+        fitting = int(tokens * _SLICE_S / max(seconds, 1e-6))
+        # One slow slice, for whatever reason, changes it by half and a quick one doubles it at most.
+        self.tokens = max(_SMALLEST, self.tokens // 2, min(fitting, 2 * self.tokens, _LARGEST))
+
+
+class _End(Generic[T]):
+    """The last slice's result."""
+
+    def __init__(self, result: T) -> None:
+        self.result = result
+
+
+class Job:
+    """One request's place in the line and its work; see Jobs.open."""
+
+    def __init__(self, jobs: "Jobs", kind: str) -> None:
+        self.id = f"{kind}-{secrets.token_hex(12)}"
+        self.turn = Turn(self._start)
+        self._kind = kind
+        self._jobs = jobs
+        self._begun = time.monotonic()
+        self._prompt_tokens = 0
+        self._started = asyncio.Event()
+        self._awaited: asyncio.Future[object] | None = None
+        self._error: PublicError | None = None
+        self.busy = False
+        """Whether its work may still be in the engine; then the place in the line is given back by itself."""
+
+    def _start(self) -> None:
+        self._started.set()
+
+    def fail(self, error: PublicError) -> None:
+        """End it with an error, wherever it waits."""
+        self._error = error
+        self._started.set()
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_exception(error)
+
+    async def run(self, work: Work[T], *, prompt_tokens: int) -> T:
+        """Wait for a free place, then do `work` slice by slice. Raises PublicError when it was ended."""
+        self._prompt_tokens = prompt_tokens
+        jobs = self._jobs
+        jobs.feed.say(RequestStarted(self.id, time.monotonic(), self._kind, prompt_tokens))
+        jobs.admission.ready(self.turn)
+        await self._started.wait()
+        end: _End[T] | None = None
+        self.busy = True
+        try:
+            while end is None:
+                if self._error is not None:
+                    raise self._error
+                async with jobs.one:
+                    end = await self._slice(work)
+        finally:
+            if end is None:
+                # What it holds belongs to the engine's thread, which may be in the middle of a slice.
+                jobs.engine.call(work.close).add_done_callback(self._closed)
+            else:
+                self.busy = False
+        return end.result
+
+    async def _slice(self, work: Work[T]) -> _End[T] | None:
+        engine = self._jobs.engine
+
+        def step() -> _End[T] | None:
+            engine.steps += 1
+            try:
+                next(work)
+            except StopIteration as end:
+                return _End(end.value)
+            return None
+
+        future = engine.call(step)
+        self._awaited = future  # type: ignore[assignment]  # only ever given an exception
+        return await future
+
+    def _closed(self, closing: asyncio.Future[None]) -> None:
+        self.busy = False
+        self._jobs.admission.leave(self.turn)
+        if not closing.cancelled() and (error := closing.exception()) is not None:
+            raise error
+
+    def end(self, ending: Literal["stop", "cancelled", "failed"]) -> None:
+        now = time.monotonic()
+        self._jobs.feed.say(
+            RequestFinished(
+                self.id,
+                now,
+                ending,
+                prompt_tokens=self._prompt_tokens,
+                cached_tokens=0,
+                completion_tokens=0,
+                total_s=now - self._begun,
+            )
+        )
+
+
+class Jobs:
+    """All jobs of one worker. Everything here runs on the event loop but for the work itself."""
+
+    def __init__(self, engine: Engine, admission: Admission, feed: Feed) -> None:
+        self.engine = engine
+        self.admission = admission
+        self.feed = feed
+        self.one = asyncio.Lock()
+        """Held for a slice. Who waits gets it in turn."""
+        self._open: set[Job] = set()
+
+    @asynccontextmanager
+    async def open(self, kind: str) -> AsyncIterator[Job]:
+        """Admit a job; `kind` is for the feed. Raises PublicError 429 and 503 from admission."""
+        job = Job(self, kind)
+        self.admission.admit(job.turn)
+        self._open.add(job)
+        ending: Literal["stop", "cancelled", "failed"] = "cancelled"
+        try:
+            yield job
+            ending = "stop"
+        except Exception as error:
+            ending = "cancelled" if getattr(error, "code", None) == "cancelled" else "failed"
+            raise
+        finally:
+            self._open.discard(job)
+            if not job.busy:
+                self.admission.leave(job.turn)
+            job.end(ending)
+
+    def cancel(self, job_id: str) -> bool:
+        """End the job with this id; False when there is none."""
+        for job in self._open:
+            if job.id == job_id:
+                job.fail(PublicError(499, "cancelled", "The request was cancelled by the operator."))
+                return True
+        return False
+
+    def fail_all(self, error: PublicError) -> None:
+        for job in list(self._open):
+            job.fail(error)
