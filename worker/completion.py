@@ -6,131 +6,31 @@ A Request becomes a prompt, waits for a row, and comes back as a stream of reply
 import asyncio
 import itertools
 import secrets
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Final, Literal, Self, TypeVar
+from contextlib import ExitStack, asynccontextmanager
+from typing import Final, TypeVar
 
-from shared.activity import FirstToken, RequestFinished, RequestStarted
-from shared.errors import PublicError
+import msgspec
+
+from shared.errors import PublicError, invalid
 from shared.launch import Sampling as SamplingDefaults
 from worker.engine.activity import Feed
 from worker.engine.admission import Admission, Lease, Turn
 from worker.engine.rows import Report, Row
+from worker.engine.sampling import seed_of
 from worker.engine.thread import Engine
 from worker.model.loading import Model
+from worker.reply import Account, Choices, Reply
 from worker.request import Request, resolve
 from worker.text.assembler import Assembler
-from worker.text.events import Finished, FinishReason, ReplyEvent
+from worker.text.logprobs import TokenTexts
 from worker.text.template import unsupported
 
 T = TypeVar("T")
 
 _NORMALISED: Final = 4
 """Characters that a tokenizer may make one of, at most."""
-
-Ending = Literal["stop", "length", "cancelled", "failed"]
-
-
-class Reply:
-    """One answer as it comes. Use as a context manager: leaving it early takes its row out of the batch."""
-
-    def __init__(
-        self,
-        *,
-        reply_id: str,
-        row: Row,
-        assembler: Assembler,
-        cancel: Callable[["Reply"], None],
-        feed: Feed,
-    ) -> None:
-        self.id = reply_id
-        self.row = row
-        self.created = int(time.time())
-        self._assembler = assembler
-        self._cancel = cancel
-        self._feed = feed
-        self._events: list[ReplyEvent] = []
-        self._error: PublicError | None = None
-        self._ready = asyncio.Event()
-        self._begun = time.monotonic()
-        self._started: float | None = None
-        self._first: float | None = None
-        self.over = False
-        """No more events will be added."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.row.prompt)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self.over:
-            self.end("cancelled")
-            self._cancel(self)
-
-    async def batches(self) -> AsyncIterator[list[ReplyEvent]]:
-        """Reply events as they come, all there are at a time. Ends after `Finished`; raises PublicError."""
-        while True:
-            await self._ready.wait()
-            self._ready.clear()
-            events, self._events = self._events, []
-            if events:
-                yield events
-                if isinstance(events[-1], Finished):
-                    return
-            if self._error is not None:
-                raise self._error
-
-    def start(self) -> None:
-        """A row is free and the engine was told."""
-        self._started = time.monotonic()
-
-    def push(self, token: int, finish: FinishReason | None) -> bool:
-        """Take the engine's next token; true when it was the last one."""
-        if self._first is None:
-            self._first = time.monotonic()
-            queued = (self._started or self._first) - self._begun
-            self._feed.say(FirstToken(self.id, self._first, queued, self._first - self._begun))
-        events = self._assembler.push(token, finish)
-        if events:
-            self._events += events
-            self._ready.set()
-            last = events[-1]
-            if isinstance(last, Finished):
-                self.end(last.reason)
-        return self.over
-
-    def fail(self, error: PublicError) -> None:
-        """End the answer with an error, after what there is already."""
-        if not self.over:
-            self._error = error
-            self._ready.set()
-            self.end("failed" if error.code != "cancelled" else "cancelled")
-
-    def end(self, ending: Ending) -> None:
-        self.over = True
-        now = time.monotonic()
-        tokens = self._assembler.completion_tokens
-        decoding = now - self._first if self._first is not None and tokens > 1 else 0.0
-        self._feed.say(
-            RequestFinished(
-                self.id,
-                now,
-                ending,
-                prompt_tokens=self.prompt_tokens,
-                cached_tokens=0,
-                completion_tokens=tokens,
-                total_s=now - self._begun,
-                decode_tps=(tokens - 1) / decoding if decoding > 0 else None,
-            )
-        )
 
 
 class Completions:
@@ -158,6 +58,7 @@ class Completions:
         # tokenizers change their state while they work.
         self._preparation = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         self._turns: dict[int, Turn] = {}
+        self._texts = TokenTexts(model.tokenizer, model.detokenizers)
 
     @property
     def open_replies(self) -> int:
@@ -168,38 +69,82 @@ class Completions:
     async def open(
         self, request: Request, *, prefix: str, stream: bool = False, lease: Lease | None = None
     ) -> AsyncIterator[Reply]:
-        """Admit, prepare and line up `request`; the reply's events begin when a row is free.
+        """Admit, prepare and line up `request` for one answer; its events begin when a row is free.
 
         Raises PublicError: 400 for what the model can't take, 429 and 503 from admission.
         """
-        number = next(self._numbers)
-        turn = Turn(lambda: self._start(number))
-        if lease is None:
-            self._admission.admit(turn)
+        async with self.open_all([request], prefix=prefix, stream=stream, lease=lease) as choices:
+            yield choices.replies[0]
+
+    @asynccontextmanager
+    async def open_all(
+        self,
+        requests: Sequence[Request],
+        *,
+        prefix: str,
+        stream: bool = False,
+        lease: Lease | None = None,
+    ) -> AsyncIterator[Choices]:
+        """As `open`, for all answers that `requests`, which came as one, want."""
+        wanted = sum(request.n for request in requests)
+        if wanted > self._admission.capacity:
+            raise PublicError(
+                400,
+                "too_many_answers",
+                f"{wanted} answers are asked for, and {self._admission.capacity} can run and wait here.",
+                param="n",
+            )
+        account = Account(f"{prefix}-{secrets.token_hex(12)}", self._feed)
+        ready = asyncio.Event()
+        turns = {number: self._turn(number) for number in itertools.islice(self._numbers, wanted)}
         try:
-            prompt = await self._prepare(request)
-            reply = self._reply(number, request, prompt, prefix)
-        except BaseException:
-            self._admission.leave(turn)
-            raise
-        self._replies[number] = reply
-        self._turns[number] = turn
-        self._feed.say(RequestStarted(reply.id, time.monotonic(), prefix, len(prompt), stream))
-        with reply:
             if lease is None:
-                self._admission.ready(turn)
-            else:
-                self._admission.run_under(lease, turn)
-            yield reply
+                for turn in turns.values():
+                    self._admission.admit(turn)
+            numbers = iter(turns)
+            groups = []
+            for request in requests:
+                prompt = await self._prepare(request)
+                family = next(self._numbers) if request.n > 1 else None
+                groups.append(
+                    [
+                        self._reply(number, request, prompt, account, ready, index=index, family=family)
+                        for index, number in enumerate(itertools.islice(numbers, request.n))
+                    ]
+                )
+        except BaseException:
+            for turn in turns.values():
+                self._admission.leave(turn)
+            raise
+        choices = Choices(groups, ready)
+        for reply in choices.replies:
+            self._replies[reply.row.id] = reply
+        self._turns.update(turns)
+        account.begin(
+            prefix,
+            prompt_tokens=sum(group[0].prompt_tokens for group in groups),
+            answers=wanted,
+            stream=stream,
+        )
+        with ExitStack() as stack:
+            for reply in choices.replies:
+                stack.enter_context(reply)
+            for turn in turns.values():
+                if lease is None:
+                    self._admission.ready(turn)
+                else:
+                    self._admission.run_under(lease, turn)
+            # Left early they end last to first: the front ones would only make room for those behind.
+            yield choices
 
     def cancel(self, reply_id: str) -> bool:
         """End the reply with this id; False when there is none."""
-        for reply in self._replies.values():
-            if reply.id == reply_id and not reply.over:
-                reply.fail(PublicError(499, "cancelled", "The request was cancelled by the operator."))
-                self._drop(reply)
-                return True
-        return False
+        found = [reply for reply in self._replies.values() if reply.id == reply_id and not reply.over]
+        # The last ones first: those in front of them would only make room for them.
+        for reply in reversed(found):
+            reply.fail(PublicError(499, "cancelled", "The request was cancelled by the operator."))
+            self._drop(reply)
+        return bool(found)
 
     def fail_all(self, error: PublicError) -> None:
         """End every open reply with `error`."""
@@ -211,9 +156,10 @@ class Completions:
     def on_report(self, report: Report) -> None:
         """Hand the tokens of one engine step to their replies."""
         replies = self._replies
-        for row, token, finish in report.outputs:
+        for output in report.outputs:
+            row, finish = output.row, output.finish
             reply = replies[row]
-            if not reply.over and reply.push(token, finish) and finish is None:
+            if not reply.over and reply.push(output) and finish is None:
                 # A stop sequence: the engine does not know yet.
                 self._engine.remove(row)
             if finish is not None:
@@ -235,49 +181,101 @@ class Completions:
         return await self.in_preparation(lambda: self._tokenise(request))
 
     def _tokenise(self, request: Request) -> list[int]:
-        model = self.model
-        if not model.template.usable:
-            raise unsupported(self.model_id)
-        text = model.template.render(request)
-        # Tokens of text take a hundred times its memory, so what can't possibly fit is not tokenised. The
-        # margin is for tokenizers that drop or join characters first.
-        fewest = len(text) // (_NORMALISED * model.longest_token)
-        if fewest >= model.context_window:
-            raise self._too_long(f"at least {fewest}")
-        prompt = model.template.encode(text)
+        self._check_tokens((token for token, _ in request.sampling.logit_bias), "logit_bias")
+        self._check_tokens(request.stop_tokens, "stop_token_ids")
+        param = "messages" if request.prompt is None else "prompt"
+        if isinstance(request.prompt, tuple):
+            self._check_tokens(request.prompt, param)
+            prompt = list(request.prompt)
+        elif isinstance(request.prompt, str):
+            self._check_length(request.prompt, param)
+            prompt = self._text_tokens(request.prompt)
+        else:
+            prompt = self._chat_tokens(request)
         if not prompt:
-            raise PublicError(400, "invalid_value", "The conversation renders to nothing.", param="messages")
-        if len(prompt) >= model.context_window:
-            raise self._too_long(str(len(prompt)))
+            raise invalid("There is nothing to complete: the prompt has no tokens.", param=param)
+        if len(prompt) >= self.model.context_window:
+            raise self._too_long(str(len(prompt)), param)
         return prompt
 
-    def _too_long(self, tokens: str) -> PublicError:
+    def _chat_tokens(self, request: Request) -> list[int]:
+        template = self.model.template
+        if not template.usable:
+            raise unsupported(self.model_id)
+        text = template.render(request)
+        self._check_length(text, "messages")
+        return template.encode(text)
+
+    def _text_tokens(self, text: str) -> list[int]:
+        """With what the tokenizer puts around a text; of no text that which begins one."""
+        tokenizer = self.model.tokenizer
+        tokens: list[int] = tokenizer.encode(text) if text else []
+        if not tokens:
+            begin = tokenizer.bos_token_id
+            tokens = [] if begin is None else [int(begin)]
+        return tokens
+
+    def _check_tokens(self, tokens: Iterable[int], param: str) -> None:
+        size = self.model.vocabulary
+        for token in tokens:
+            if not 0 <= token < size:
+                raise invalid(
+                    f"`{param}` has the token id {token}; this model's are 0 to {size - 1}.", param=param
+                )
+
+    def _check_length(self, text: str, param: str) -> None:
+        # Tokens of text take a hundred times its memory, so what can't possibly fit is not tokenised. The
+        # margin is for tokenizers that drop or join characters first.
+        fewest = len(text) // (_NORMALISED * self.model.longest_token)
+        if fewest >= self.model.context_window:
+            raise self._too_long(f"at least {fewest}", param)
+
+    def _too_long(self, tokens: str, param: str) -> PublicError:
         return PublicError(
             400,
             "context_length_exceeded",
             f"The context window of this model is {self.model.context_window} tokens, and the prompt has "
-            f"{tokens}. Shorten the messages.",
-            param="messages",
+            f"{tokens}. Shorten the {param}.",
+            param=param,
         )
 
-    def _reply(self, number: int, request: Request, prompt: list[int], prefix: str) -> Reply:
-        room = self.model.context_window - len(prompt)
+    def _turn(self, number: int) -> Turn:
+        return Turn(lambda: self._start(number))
+
+    def _reply(
+        self,
+        number: int,
+        request: Request,
+        prompt: list[int],
+        account: Account,
+        ready: asyncio.Event,
+        *,
+        index: int,
+        family: int | None,
+    ) -> Reply:
+        model = self.model
+        room = model.context_window - len(prompt)
+        sampling = resolve(request.sampling, self._sampling, model.sampling)
         row = Row(
             id=number,
             prompt=prompt,
             max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
-            sampling=resolve(request.sampling, self._sampling, self.model.sampling),
+            sampling=msgspec.structs.replace(sampling, seed=seed_of(sampling.seed, index)),
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
+            stop_tokens=request.stop_tokens,
+            logprobs=request.logprobs,
+            family=family,
         )
         assembler = Assembler(
-            self.model.detokenizers.new(), request.stops, prompt_tokens=len(prompt), cached_tokens=0
+            model.detokenizers.new(),
+            request.stops,
+            prompt_tokens=len(prompt),
+            min_tokens=request.min_tokens,
+            stop_tokens=request.stop_tokens,
+            texts=self._texts if request.logprobs is not None else None,
         )
-        return Reply(
-            reply_id=f"{prefix}-{secrets.token_hex(12)}",
-            row=row,
-            assembler=assembler,
-            cancel=self._drop,
-            feed=self._feed,
-        )
+        return Reply(row=row, assembler=assembler, cancel=self._drop, account=account, ready=ready)
 
     def _start(self, number: int) -> None:
         reply = self._replies[number]
@@ -296,5 +294,7 @@ class Completions:
     def _leave(self, number: int) -> None:
         turn = self._turns.pop(number, None)
         if turn is not None:
-            del self._replies[number]
+            family = self._replies.pop(number).row.family
+            if family is not None and all(reply.row.family != family for reply in self._replies.values()):
+                self._engine.forget(family)
             self._admission.leave(turn)

@@ -30,6 +30,7 @@ WORKER_FLOORS = (
     ("admin", "api"),
     ("decisions", "embeddings"),
     ("completion",),
+    ("reply",),
     ("engine", "text", "model", "gguf"),
     ("request",),
 )

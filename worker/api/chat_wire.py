@@ -9,12 +9,11 @@ from typing import Any, Final, get_args
 import msgspec
 
 from shared.errors import invalid
+from worker.api.sampling_wire import MAX_ALTERNATIVES, request_fields
 from worker.api.validation import check_range
-from worker.request import Asked, Message, Request, Role, ToolCall
+from worker.request import Message, Request, Role, ToolCall
 from worker.text.template import check_arguments
 
-MAX_STOPS: Final = 16
-MAX_STOP_CHARACTERS: Final = 1024
 _ROLES: Final = get_args(Role)
 
 
@@ -61,11 +60,24 @@ class ChatAsked(msgspec.Struct, frozen=True):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    repetition_penalty: float | None = None
+    repetition_context_size: int | None = None
+    presence_penalty: float | None = None
+    presence_context_size: int | None = None
+    frequency_penalty: float | None = None
+    frequency_context_size: int | None = None
+    logit_bias: dict[str, float] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
     n: int | None = None
     logprobs: bool | None = None
+    top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -80,11 +92,7 @@ def to_request(asked: ChatAsked) -> Request:
     """The request in our own words. Raises PublicError 400 naming the field."""
     if not asked.messages:
         raise invalid("`messages` must have at least one message.", param="messages")
-    check_range(asked.temperature, "temperature", 0, 2)
-    check_range(asked.top_p, "top_p", 0, 1)
-    check_range(asked.top_k, "top_k", -1, 2**31)
-    check_range(asked.min_p, "min_p", 0, 1)
-    check_range(asked.seed, "seed", -(2**63), 2**64 - 1)
+    chosen = request_fields(asked)
     check_range(asked.max_tokens, "max_tokens", 1, float("inf"))
     check_range(asked.max_completion_tokens, "max_completion_tokens", 1, float("inf"))
     _refuse_unsupported(asked)
@@ -92,26 +100,15 @@ def to_request(asked: ChatAsked) -> Request:
     check_arguments(arguments, "chat_template_kwargs")
     return Request(
         messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(asked.messages)),
-        sampling=Asked(
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            # -1 is how vLLM's clients say "all".
-            top_k=0 if asked.top_k == -1 else asked.top_k,
-            min_p=asked.min_p,
-            seed=asked.seed,
-        ),
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
-        stops=_stops(asked.stop),
+        logprobs=_alternatives(asked),
         tools=tuple(asked.tools or ()) if asked.tool_choice != "none" else (),
         template_arguments=arguments,
+        **chosen,
     )
 
 
 def _refuse_unsupported(asked: ChatAsked) -> None:
-    if asked.n is not None and asked.n != 1:
-        raise invalid("`n` must be 1.", param="n", code="unsupported_value")
-    if asked.logprobs:
-        raise invalid("`logprobs` is not supported.", param="logprobs", code="unsupported_value")
     if asked.response_format is not None and asked.response_format.type != "text":
         raise invalid(
             "`response_format.type` must be text.", param="response_format.type", code="unsupported_value"
@@ -120,15 +117,11 @@ def _refuse_unsupported(asked: ChatAsked) -> None:
         raise invalid("`tool_choice` must be none or auto.", param="tool_choice", code="unsupported_value")
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else stop or []
-    if len(stops) > MAX_STOPS:
-        raise invalid(f"`stop` may have {MAX_STOPS} sequences, not {len(stops)}.", param="stop")
-    for index, text in enumerate(stops):
-        if not 0 < len(text) <= MAX_STOP_CHARACTERS:
-            param = "stop" if isinstance(stop, str) else f"stop[{index}]"
-            raise invalid(f"`{param}` must have 1 to {MAX_STOP_CHARACTERS} characters.", param=param)
-    return tuple(dict.fromkeys(stops))
+def _alternatives(asked: ChatAsked) -> int | None:
+    check_range(asked.top_logprobs, "top_logprobs", 0, MAX_ALTERNATIVES)
+    if asked.top_logprobs and not asked.logprobs:
+        raise invalid("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
+    return asked.top_logprobs or 0 if asked.logprobs else None
 
 
 def _message(wire: WireMessage, param: str) -> Message:

@@ -43,6 +43,11 @@ class Admission:
         self.draining = False
 
     @property
+    def capacity(self) -> int:
+        """Requests that may run and wait together."""
+        return self._rows + self._queue
+
+    @property
     def running(self) -> int:
         return len(self._running)
 

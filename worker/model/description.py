@@ -31,6 +31,14 @@ def context_window(config: dict[str, Any], limit: int | None) -> int:
     return own if limit is None else min(own, limit)
 
 
+def logits_width(config: dict[str, Any]) -> int:
+    """Token ids that the model knows go from 0 up to, and not including, this."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and isinstance(size := part.get("vocab_size"), int) and size > 0:
+            return size
+    return 2**31
+
+
 def sampling_defaults(directory: Path) -> Sampling:
     """The sampling values of generation_config.json that are usable; none when there is no such file."""
     try:

@@ -10,7 +10,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 
 from shared.launch import Options, Sampling
 from shared.status import FailureKind, Progress
-from worker.model.description import context_window, sampling_defaults
+from worker.model.description import context_window, logits_width, sampling_defaults
 from worker.model.failures import LoadError, explain
 from worker.model.precision import on_cpu, parameters, weights_bytes, widen
 from worker.text.detokenize import Detokenizers
@@ -36,6 +36,10 @@ class Model:
     weights_bytes: int
     longest_token: int
     """Characters of the longest entry of the vocabulary."""
+    vocabulary: int
+    """Token ids go from 0 up to, and not including, this."""
+    line_breaks: tuple[int, ...]
+    """Tokens of the line break."""
 
 
 def load(directory: Path, options: Options, report: Callable[[Progress], None]) -> Model:
@@ -72,6 +76,7 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
     tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
     mx.clear_cache()
     template = Template(tokenizer)
+    vocabulary = tokenizer.get_vocab()
     return Model(
         network=network,
         tokenizer=tokenizer,
@@ -82,5 +87,8 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
         sampling=sampling_defaults(directory),
         capabilities=("chat",) if template.usable else (),
         weights_bytes=total,
-        longest_token=max(map(len, tokenizer.get_vocab()), default=1),
+        longest_token=max(map(len, vocabulary), default=1),
+        # Some tokenizers have tokens that the model has no logits for.
+        vocabulary=min(max(vocabulary.values(), default=-1) + 1, logits_width(config)),
+        line_breaks=tuple(tokenizer.encode("\n", add_special_tokens=False)),
     )

@@ -28,21 +28,12 @@ class Likelihood(msgspec.Struct, frozen=True):
     logprob: float
 
     @property
-    def text(self) -> str:
-        """As text; what is half a character has its bytes spelled out."""
+    def text(self) -> str | None:
+        """The token by itself, unless it is only a part of a character."""
         try:
             return self.token.decode()
         except UnicodeDecodeError:
-            return spelled(self.token)
-
-    @property
-    def whole(self) -> bool:
-        """Whether the token by itself is text."""
-        try:
-            self.token.decode()
-        except UnicodeDecodeError:
-            return False
-        return True
+            return None
 
 
 class TokenLikelihood(Likelihood, frozen=True):

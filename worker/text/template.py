@@ -77,7 +77,12 @@ class Template:
 
     def encode(self, text: str) -> list[int]:
         """Tokens of rendered text; the template wrote the special tokens already."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        # Some templates write it although something before them did; models answer worse after two.
+        begin = getattr(self._tokenizer, "bos_token_id", None)
+        while begin is not None and tokens[:2] == [begin, begin]:
+            del tokens[0]
+        return tokens
 
     def _apply(self, messages: Sequence[Message], request: Request) -> str:
         text = self._tokenizer.apply_chat_template(

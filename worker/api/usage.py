@@ -1,0 +1,15 @@
+"""Token counts as OpenAI's formats say them."""
+
+from typing import Any
+
+from worker.text.events import Usage
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Source: OpenAI's API reference, "CompletionUsage"."""
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }

@@ -1,0 +1,218 @@
+"""Answers as they come: one for each row, several of one request together."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Final, Literal, Self
+
+from shared.activity import FirstToken, RequestFinished, RequestStarted
+from shared.errors import PublicError
+from worker.engine.activity import Feed
+from worker.engine.rows import Output, Row
+from worker.text.assembler import Assembler
+from worker.text.events import Finished, ReplyEvent, Usage, total_usage
+
+Ending = Literal["stop", "length", "cancelled", "failed"]
+
+# A request with several answers ends as the worst of them does.
+_WORST_FIRST: Final[tuple[Ending, ...]] = ("failed", "cancelled", "length", "stop")
+
+
+class Account:
+    """What the feed hears of one request, however many answers it has."""
+
+    def __init__(self, request_id: str, feed: Feed) -> None:
+        self.id = request_id
+        self._feed = feed
+        self._begun = time.monotonic()
+        self._started: float | None = None
+        self._first: float | None = None
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._completion_tokens = 0
+        self._answers = 0
+        self._endings: list[Ending] = []
+
+    def begin(self, kind: str, *, prompt_tokens: int, answers: int, stream: bool) -> None:
+        """Its prompts are known, and how many answers there will be."""
+        self._prompt_tokens = prompt_tokens
+        self._answers = answers
+        self._feed.say(RequestStarted(self.id, time.monotonic(), kind, prompt_tokens, stream))
+
+    def started(self) -> None:
+        """A row is free for one of its answers and the engine was told."""
+        if self._started is None:
+            self._started = time.monotonic()
+
+    def token(self) -> None:
+        """One of its answers got a token."""
+        if self._first is None:
+            self._first = time.monotonic()
+            queued = (self._started or self._first) - self._begun
+            self._feed.say(FirstToken(self.id, self._first, queued, self._first - self._begun))
+
+    def end(self, ending: Ending, *, completion_tokens: int, cached_tokens: int = 0) -> None:
+        """One of its answers is over."""
+        self._endings.append(ending)
+        self._completion_tokens += completion_tokens
+        self._cached_tokens += cached_tokens
+        if len(self._endings) < self._answers:
+            return
+        now = time.monotonic()
+        decoded = self._completion_tokens - self._answers
+        decoding = now - self._first if self._first is not None and decoded > 0 else 0.0
+        self._feed.say(
+            RequestFinished(
+                self.id,
+                now,
+                min(self._endings, key=_WORST_FIRST.index),
+                prompt_tokens=self._prompt_tokens,
+                cached_tokens=self._cached_tokens,
+                completion_tokens=self._completion_tokens,
+                total_s=now - self._begun,
+                decode_tps=decoded / decoding if decoding > 0 else None,
+            )
+        )
+
+
+class Reply:
+    """One answer as it comes. Leaving it early, as a context manager, takes its row out of the batch.
+
+    `ready` is set when there is something new; answers of one request share it.
+    """
+
+    def __init__(
+        self,
+        *,
+        row: Row,
+        assembler: Assembler,
+        cancel: Callable[["Reply"], None],
+        account: Account,
+        ready: asyncio.Event,
+    ) -> None:
+        self.id = account.id
+        self.row = row
+        self.created = int(time.time())
+        self._assembler = assembler
+        self._cancel = cancel
+        self._account = account
+        self._events: list[ReplyEvent] = []
+        self._error: PublicError | None = None
+        self._ready = ready
+        self.over = False
+        """No more events will be added."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.row.prompt)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.over:
+            self.end("cancelled")
+            self._cancel(self)
+
+    async def batches(self) -> AsyncIterator[list[ReplyEvent]]:
+        """Reply events as they come, all there are at a time. Ends after `Finished`; raises PublicError.
+
+        For a request's only answer.
+        """
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            events = self.take()
+            if events:
+                yield events
+                if isinstance(events[-1], Finished):
+                    return
+            if self._error is not None:
+                raise self._error
+
+    @property
+    def error(self) -> PublicError | None:
+        """Why there is no `Finished`, once that is so."""
+        return self._error
+
+    def take(self) -> list[ReplyEvent]:
+        """The events since the last time."""
+        events, self._events = self._events, []
+        return events
+
+    def start(self) -> None:
+        """A row is free and the engine was told."""
+        self._account.started()
+
+    def push(self, output: Output) -> bool:
+        """Take the engine's next token; true when it was the last one."""
+        self._account.token()
+        events = self._assembler.push(output.token, output.finish, output.logprobs)
+        if events:
+            self._events += events
+            self._ready.set()
+            last = events[-1]
+            if isinstance(last, Finished):
+                self.end(last.reason)
+        return self.over
+
+    def fail(self, error: PublicError) -> None:
+        """End the answer with an error, after what there is already."""
+        if not self.over:
+            self._error = error
+            self._ready.set()
+            self.end("failed" if error.code != "cancelled" else "cancelled")
+
+    def end(self, ending: Ending) -> None:
+        self.over = True
+        self._account.end(ending, completion_tokens=self._assembler.completion_tokens)
+
+
+class Choices:
+    """The answers of one request as they come: those to its first prompt, then those to the next."""
+
+    def __init__(self, groups: Sequence[Sequence[Reply]], ready: asyncio.Event) -> None:
+        self.groups = groups
+        """By prompt."""
+        self.replies = [reply for group in groups for reply in group]
+        self._ready = ready
+        self._usages: dict[int, Usage] = {}
+
+    @property
+    def id(self) -> str:
+        return self.replies[0].id
+
+    @property
+    def created(self) -> int:
+        return self.replies[0].created
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, list[ReplyEvent]]]]:
+        """Reply events by answer, all there are at a time, to the last `Finished`. Raises PublicError."""
+        open_replies = dict(enumerate(self.replies))
+        while open_replies:
+            await self._ready.wait()
+            self._ready.clear()
+            batch = []
+            error: PublicError | None = None
+            for index, reply in list(open_replies.items()):
+                events = reply.take()
+                if events:
+                    batch.append((index, events))
+                    last = events[-1]
+                    if isinstance(last, Finished):
+                        self._usages[index] = last.usage
+                        del open_replies[index]
+                error = error or reply.error
+            if batch:
+                yield batch
+            if error is not None:
+                raise error
+
+    @property
+    def usage(self) -> Usage:
+        """What all answers cost together, once they are there."""
+        usages = iter([self._usages[index] for index in range(len(self.replies))])
+        return total_usage([[next(usages) for _ in group] for group in self.groups])
