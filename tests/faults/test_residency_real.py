@@ -62,6 +62,11 @@ async def test_a_real_worker_serves_dies_comes_back_and_makes_room(tmp_path: Pat
         ended = [event.fields for event in bench.events if event.kind == "worker.died"]
         assert len(ended) == 1 and ended[0]["how"] == "killed by SIGKILL"
 
+        missing = ModelEntry(id="c", directory=tmp_path / "nowhere", settings=ModelSettings())
+        error = await bench.refused(missing)
+        assert error.code == "engine_unavailable" and str(tmp_path) not in error.message
+        assert bench.kinds("c").count("worker.starting") == 1, "it would fail the same way again"
+
 
 async def test_real_workers_end_in_time_in_whatever_phase(tmp_path: Path) -> None:
     async with running(tmp_path, spare=True, watch=WATCH, command=WORKER) as bench:
@@ -71,12 +76,3 @@ async def test_real_workers_end_in_time_in_whatever_phase(tmp_path: Path) -> Non
         async with asyncio.timeout(6):
             await bench.pool.stop(grace_s=5)
         await asyncio.gather(load, return_exceptions=True)
-
-
-async def test_a_missing_model_is_told_and_not_tried_again(tmp_path: Path) -> None:
-    async with running(tmp_path, watch=WATCH, command=WORKER) as bench:
-        entry = ModelEntry(id="a", directory=tmp_path / "nowhere", settings=ModelSettings())
-        error = await bench.refused(entry)
-        assert error.code == "engine_unavailable"
-        assert bench.kinds("a").count("worker.starting") == 1
-        assert str(tmp_path) not in error.message
