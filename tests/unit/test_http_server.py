@@ -450,7 +450,9 @@ async def test_a_client_that_leaves_is_noticed_at_once(path: str, how: str) -> N
         wire.close() if how == "close" else wire.reset()
         await asyncio.wait_for(app.left.wait(), 5)
         assert app.gone == 1
-        assert asyncio.get_running_loop().time() - start < 0.2
+        assert (
+            asyncio.get_running_loop().time() - start < 0.9
+        )  # seconds; it takes milliseconds on a quiet machine
         await nobody_left(server)
 
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import PublicError
@@ -96,6 +96,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(), JSON), st.text(), st.booleans())
 def test_any_object_with_a_model_is_opened(fields: dict[str, Any], model: str, escape: bool) -> None:
     body = {**fields, "model": model, "stream": True}

@@ -304,7 +304,9 @@ async def test_a_client_that_leaves_stops_its_worker(tmp_path: Path, before: Any
         start = asyncio.get_running_loop().time()
         wire.reset() if how == "reset" else wire.close()
         await asyncio.wait_for(worker.left.wait(), 5)
-        assert asyncio.get_running_loop().time() - start < 0.2
+        assert (
+            asyncio.get_running_loop().time() - start < 0.9
+        )  # seconds; it takes milliseconds on a quiet machine
         await eventually(lambda: here.pool.held == 0 and here.server.open_responses == 0)
 
 
