@@ -40,7 +40,7 @@ class WorkerProcess:
                 cwd=ROOT,
             )
         os.close(writing)
-        self._status = os.fdopen(reading, "rb")
+        self.status = os.fdopen(reading, "rb")
 
     @property
     def stdin(self) -> IO[bytes]:
@@ -62,7 +62,7 @@ class WorkerProcess:
 
     def next(self) -> Status:
         """The next status message."""
-        return decode_status(self._status.readline())
+        return decode_status(self.status.readline())
 
     def settled(self) -> Ready | Failed:
         """The end of the load."""
@@ -96,7 +96,7 @@ class WorkerProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait(10)
-        self._status.close()
+        self.status.close()
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The life of a worker's process, as its supervisor sees it."""
 
+import contextlib
 import json
 import os
 import select
@@ -11,12 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import psutil
 import pytest
 
-from shared import __version__
-from shared.launch import LaunchRecord
-from shared.status import ExitCode, Failed, FailureKind, Hello, Ready, Warm
+from shared.status import ExitCode, Failed, FailureKind, Hello, Warm
 from tests.e2e.worker.process import ROOT, within, worker_process
 from tests.e2e.worker.serving import ENDLESS, chat_body
 
@@ -27,34 +26,18 @@ def chunks(lines: Any) -> list[Any]:
     return [event if event == "[DONE]" else json.loads(event) for event in data]
 
 
-def test_a_life() -> None:
-    """From the spare to SIGTERM, in one process because each start costs seconds."""
+def test_a_spare_costs_nothing_and_a_worker_survives_being_stopped_and_ends_gracefully() -> None:
+    """One process for several questions, because each start costs seconds."""
     with worker_process() as worker:
-        hello = worker.next()
-        assert hello == Hello(version=__version__, pid=worker.process.pid)
+        assert isinstance(worker.next(), Hello)
         warm = worker.next()
         assert isinstance(warm, Warm) and warm.import_s > 0
-
-        # A spare: imports done, record unread. It says nothing more, does nothing and holds no socket.
         cpu_s = _cpu_s(worker.process.pid)
-        assert not select.select([worker._status], [], [], 0.5)[0]
-        assert worker.process.poll() is None
+        assert not select.select([worker.status], [], [], 0.5)[0]
         assert _cpu_s(worker.process.pid) - cpu_s < 0.1
-        assert not worker.socket.exists()
 
-        worker.launch(worker.record().line())
-        ready = worker.settled()
-        assert isinstance(ready, Ready)
-        assert (ready.socket, ready.model, ready.pid) == (str(worker.socket), "tiny", worker.process.pid)
-        assert (ready.capabilities, ready.context_window) == (("chat",), 2048)
-        assert ready.memory.weights_bytes > 0
-        assert worker.has_private_socket()
-
+        worker.serve()
         with worker.client() as client:
-            # Ctrl-C reaches the whole group; the worker leaves the decision to its supervisor.
-            worker.process.send_signal(signal.SIGINT)
-            assert client.post("/v1/chat/completions", json=chat_body()).status_code == 200
-
             # Stopped and continued, as a debugger or a laptop's lid does.
             body = chat_body(stream=True, max_tokens=200)
             with client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -64,7 +47,7 @@ def test_a_life() -> None:
                 threading.Timer(1.0, worker.process.send_signal, (signal.SIGCONT,)).start()
                 assert list(lines)[-2] == "data: [DONE]"
 
-            # SIGTERM: no new requests, what runs gets a moment, then an error of its own.
+            # SIGTERM: what runs gets a moment, then an error of its own.
             body = chat_body(stream=True, max_tokens=ENDLESS)
             with client.stream("POST", "/v1/chat/completions", json=body) as response:
                 lines = response.iter_lines()
@@ -73,11 +56,10 @@ def test_a_life() -> None:
                 rest = chunks(lines)
             assert rest[-1] == "[DONE]" or rest[-1]["error"]["code"] == "stopping"
         assert worker.exit(5) == ExitCode.OK
+        assert not worker.socket.exists()
 
 
 def _cpu_s(pid: int) -> float:
-    import psutil
-
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
@@ -138,44 +120,12 @@ def test_a_model_that_can_not_be_loaded_is_told_in_a_message_and_a_last_line(tmp
         assert failed.message in worker.log()[-1]
 
 
-def test_sigterm_and_the_end_of_the_pipe_end_a_spare() -> None:
-    for end in ("terminate", "close"):
-        with worker_process() as worker:
-            assert isinstance(worker.next(), Hello)
-            with within(3.0):
-                if end == "close":
-                    worker.stdin.close()
-                else:
-                    worker.process.terminate()
-                assert worker.exit(5) == ExitCode.OK
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (b"not a record\n", "not valid"),
-        (b'{"protocol": "0.0.1"}\n', "0.0.1"),
-        (b"x" * (2**20 + 70_000), "too long"),
-    ],
-)
-def test_an_unusable_record_ends_with_2_and_a_clear_line(line: bytes, words: str) -> None:
+def test_a_record_without_an_end_ends_with_2() -> None:
     with worker_process() as worker:
-        assert isinstance(worker.next(), Hello)
-        try:
-            worker.launch(line)
-        except BrokenPipeError:
-            assert len(line) > 2**20
+        with contextlib.suppress(BrokenPipeError):
+            worker.launch(b"x" * (2**20 + 70_000))
         assert worker.exit(5) == ExitCode.USAGE
-        assert words in worker.log()[-1]
-
-
-def test_a_record_of_another_version_names_both() -> None:
-    with worker_process() as worker:
-        record = msgspec.structs.replace(worker.record(), protocol="9.9.9")
-        assert isinstance(record, LaunchRecord)
-        worker.launch(record.line())
-        assert worker.exit(5) == ExitCode.USAGE
-        assert __version__ in worker.log()[-1] and "9.9.9" in worker.log()[-1]
+        assert "too long" in worker.log()[-1]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--status-fd"], ["--status-fd", "x"], ["--other", "3"]])
