@@ -8,7 +8,7 @@ import msgspec
 Moment = Literal["spare", "loading", "ready", "stopping"]
 
 
-class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
+class Exit(msgspec.Struct, frozen=True):
     """The end of one process. Neither `code` nor `signal` is set when it could not be started at all."""
 
     during: Moment

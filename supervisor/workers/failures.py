@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from shared.errors import PublicError
 from supervisor.workers.exits import Exit
 
@@ -68,6 +70,15 @@ def last_words(stderr: Sequence[str], *, lines: int = _LINES) -> str:
         return ""
     shown = " | ".join(public(line.strip())[:_LONGEST] for line in telling[-lines:])
     return f" Last log line{'s' if lines > 1 else ''}: {shown}"
+
+
+def shown(ended: Exit) -> Exit:
+    """`ended` as anyone may see it: with its last line alone, and no folders."""
+    return msgspec.structs.replace(
+        ended,
+        cause=public(ended.cause) if ended.cause is not None else None,
+        last_lines=tuple(public(line) for line in ended.last_lines[-1:]),
+    )
 
 
 def public(text: str) -> str:

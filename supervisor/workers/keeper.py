@@ -37,6 +37,7 @@ from supervisor.telemetry.events import Events, Field, Level
 from supervisor.workers.actions import StopReason
 from supervisor.workers.control import NoAnswer, ask_health, ask_to_drain
 from supervisor.workers.exits import Exit
+from supervisor.workers.failures import shown
 from supervisor.workers.launcher import Launcher
 from supervisor.workers.process import WorkerProcess
 from supervisor.workers.restarts import RestartPolicy
@@ -371,7 +372,7 @@ class Keeper:
             self._owner.on_lease(self, held=health.leases > 0)
 
     def _tell_death(self, ended: Exit) -> None:
-        self.last_exit = ended
+        self.last_exit = shown(ended)
         self._events.emit(
             "worker.died",
             level="warning",

@@ -44,6 +44,13 @@ def test_a_death_is_told_with_its_last_line() -> None:
     )
 
 
+def test_an_exit_is_shown_without_folders_and_all_its_lines() -> None:
+    ended = exit_of(1, "loading", cause="no /srv/models/a", lived_s=3.0, last_lines=("one", "in /srv/b.py"))
+    shown = failures.shown(ended)
+    assert (shown.cause, shown.last_lines) == ("no a", ("in b.py",))
+    assert shown.code == 1
+
+
 def test_a_full_queue_says_when_to_come_again() -> None:
     error = failures.queue_full("a", 72, 1.0)
     assert (b"retry-after", b"1") in error.headers()
