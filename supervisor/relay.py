@@ -14,7 +14,9 @@ from shared.http_exchange import Exchange
 from supervisor.catalog.catalog import ModelEntry
 from supervisor.workers.upstream import Upstream, UpstreamError, UpstreamResponse
 
-FORWARDED: Final = frozenset({b"/v1/chat/completions", b"/v1/decisions", b"/v1/systemone"})
+FORWARDED: Final = frozenset(
+    {b"/v1/chat/completions", b"/v1/completions", b"/v1/decisions", b"/v1/systemone"}
+)
 """Paths that workers answer, all by POST; the worker is asked for the very same path."""
 PASSED_ON: Final = (b"content-type", b"accept", b"x-request-id", b"traceparent", b"tracestate")
 """Headers that a worker gets of a client. The others stay here: keys, hosts, who is said to have asked."""

@@ -22,6 +22,7 @@ from shared.sockets import SocketPathError, bind_private, is_own_peer, unlink_qu
 from shared.status import ExitCode, Failed, FailureKind, Memory, Progress, Ready, Status
 from worker.admin import Admin, loading
 from worker.api.chat import Chat
+from worker.api.completions import TextCompletions
 from worker.api.decisions import DecisionsRoute
 from worker.api.exchange import Exchange
 from worker.api.models import Models
@@ -92,6 +93,7 @@ class App:
             "/admin/adapters": {"POST": admin.adapters},
             "/v1/models": {"GET": self._not_loaded},
             "/v1/chat/completions": {"POST": self._not_loaded},
+            "/v1/completions": {"POST": self._not_loaded},
             "/v1/decisions": {"POST": self._not_loaded},
             "/v1/systemone": {"POST": self._not_loaded},
         }
@@ -182,6 +184,9 @@ class App:
         chat = Chat(completions, _fingerprint(record))
         models = Models(record.model, created=int(time.time()), context_window=model.context_window)
         self._routes["/v1/chat/completions"] = {"POST": chat}
+        step = record.options.prefill_step
+        texts = TextCompletions(completions, self._jobs, _fingerprint(record), prefill_step=step)
+        self._routes["/v1/completions"] = {"POST": texts}
         scorer = Scorer(model.network, prefill_step=record.options.prefill_step)
         decisions = Decisions(completions, self._jobs, scorer)
         self._routes["/v1/decisions"] = {"POST": DecisionsRoute(decisions)}
@@ -299,6 +304,7 @@ def _warm_batch(model: Model, record: LaunchRecord) -> Batch:
         model.end_tokens,
         max_rows=options.max_concurrency,
         prefill_step=options.prefill_step,
+        line_breaks=model.line_breaks,
     )
     batch.insert(Row(id=0, prompt=[0, 0, 0, 0], max_tokens=1, sampling=Sampling(temperature=0.0)))
     while len(batch):

@@ -58,7 +58,7 @@ class Completions:
         # tokenizers change their state while they work.
         self._preparation = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         self._turns: dict[int, Turn] = {}
-        self._texts = TokenTexts(model.tokenizer, model.detokenizers)
+        self.texts = TokenTexts(model.tokenizer, model.detokenizers)
 
     @property
     def open_replies(self) -> int:
@@ -94,7 +94,7 @@ class Completions:
                 f"{wanted} answers are asked for, and {self._admission.capacity} can run and wait here.",
                 param="n",
             )
-        account = Account(f"{prefix}-{secrets.token_hex(12)}", self._feed)
+        account = Account(new_id(prefix), self._feed)
         ready = asyncio.Event()
         turns = {number: self._turn(number) for number in itertools.islice(self._numbers, wanted)}
         try:
@@ -104,7 +104,7 @@ class Completions:
             numbers = iter(turns)
             groups = []
             for request in requests:
-                prompt = await self._prepare(request)
+                prompt = await self.tokens(request)
                 family = next(self._numbers) if request.n > 1 else None
                 groups.append(
                     [
@@ -177,8 +177,16 @@ class Completions:
         """Do `work` on the thread that the tokenizer belongs to."""
         return await asyncio.get_running_loop().run_in_executor(self._preparation, work)
 
-    async def _prepare(self, request: Request) -> list[int]:
+    async def tokens(self, request: Request) -> list[int]:
+        """The prompt of `request`. Raises PublicError 400 for what the model can't take."""
         return await self.in_preparation(lambda: self._tokenise(request))
+
+    def pieces(self, tokens: Sequence[int]) -> tuple[list[str], list[int]]:
+        """The text that each token adds, and where it begins, in characters."""
+        detokenizer = self.model.detokenizers.new()
+        pieces = [detokenizer.push(token) for token in tokens]
+        offsets = [0, *itertools.accumulate(map(len, pieces))]
+        return [*pieces, detokenizer.flush()], offsets[: len(tokens)]
 
     def _tokenise(self, request: Request) -> list[int]:
         self._check_tokens((token for token, _ in request.sampling.logit_bias), "logit_bias")
@@ -273,7 +281,7 @@ class Completions:
             prompt_tokens=len(prompt),
             min_tokens=request.min_tokens,
             stop_tokens=request.stop_tokens,
-            texts=self._texts if request.logprobs is not None else None,
+            texts=self.texts if request.logprobs is not None else None,
         )
         return Reply(row=row, assembler=assembler, cancel=self._drop, account=account, ready=ready)
 
@@ -298,3 +306,8 @@ class Completions:
             if family is not None and all(reply.row.family != family for reply in self._replies.values()):
                 self._engine.forget(family)
             self._admission.leave(turn)
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id for an answer."""
+    return f"{prefix}-{secrets.token_hex(12)}"
