@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from typing import Final
 
 import orjson
 from llguidance.gbnf_to_lark import any_to_lark
@@ -11,8 +10,6 @@ from shared.errors import PublicError
 from worker.text.grammar.schema import READABLE, prepared
 from worker.text.grammar.spec import Spec
 from worker.text.sentinels import quote
-
-_BODY: Final = "answer"
 
 
 def grammar_of(spec: Spec, *, prefix: str = "", lenient: bool = False, controls: Iterable[str] = ()) -> str:
@@ -27,13 +24,11 @@ def grammar_of(spec: Spec, *, prefix: str = "", lenient: bool = False, controls:
         # Text that must come is forced as the tokenizer would cut it, which for the text of a control token
         # is that token, and never allowed. Without forcing the letters may be said one by one.
         answer = f'%llguidance {{"no_forcing": true}}\n{answer}'
-    if not prefix or spec.kind == "calls":
+    if not spec.reply:
         return answer
-    first, _, rules = prefix.partition("\n")
-    outer = f"start: {first} @{_BODY}\n{rules}"
-    # The answer is a grammar of its own, so that names in it and in the prefix can't clash.
-    inner = {"name": _BODY, "lark_grammar": answer}
-    return orjson.dumps({"grammars": [{"name": "reply", "lark_grammar": outer}, inner]}).decode()
+    # The answer is a grammar of its own, so that its names and those of the reply can't clash.
+    grammars = [{"name": "reply", "lark_grammar": spec.reply}, {"name": "answer", "lark_grammar": answer}]
+    return orjson.dumps({"grammars": grammars}).decode()
 
 
 def _lark(spec: Spec, *, lenient: bool) -> str:

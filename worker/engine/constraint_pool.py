@@ -41,13 +41,11 @@ class Preparation:
         self,
         vocabulary: Callable[[], Vocabulary],
         *,
-        prefix: str = "",
         reservations: int = 32,
         longest_s: float = _LONGEST_S,
         compile_one: Callable[..., Prepared] = compile_spec,
     ) -> None:
         self._make_vocabulary = vocabulary
-        self._prefix = prefix
         self._reservations = reservations
         self._longest_s = longest_s
         self._compile_one = compile_one
@@ -131,7 +129,7 @@ class Preparation:
         return prepared
 
     def _compile(self, spec: Spec) -> Prepared:
-        return self._compile_one(spec, self._made().vocabulary, prefix=self._prefix)
+        return self._compile_one(spec, self._made().vocabulary)
 
     def _made(self) -> Masks:
         with self._making:

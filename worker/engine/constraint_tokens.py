@@ -50,6 +50,10 @@ class Vocabulary:
         """Words of a mask."""
         return (self.size + 31) // 32
 
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a token; of a control token those of its name."""
+        return bytes(self.ll.decode_bytes([token]))
+
     def bits(self, tokens: Collection[int]) -> Bits:
         """The mask that allows just `tokens`."""
         words = np.zeros(self.words, np.uint32)

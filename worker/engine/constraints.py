@@ -45,36 +45,35 @@ class Prepared(msgspec.Struct, frozen=True):
     prompt: str | None = None
 
 
-def compile_spec(spec: Spec, vocabulary: Vocabulary, *, prefix: str = "") -> Prepared:
+def compile_spec(spec: Spec, vocabulary: Vocabulary) -> Prepared:
     """Compile for one model; takes milliseconds, or seconds for a very large schema, without the GIL.
 
-    `prefix` is what a reply has before its answer (Family.answer_prefix). Raises PublicError 400 with the
-    library's reason for what is invalid, or can't be enforced and must be.
+    Raises PublicError 400 with the library's reason for what is invalid, or can't be enforced and must be.
     """
     if spec.kind == "json_schema":
         check(spec.schema, spec.param)
     try:
-        return Prepared(_compiled(spec, vocabulary, prefix, lenient=False))
+        return Prepared(_compiled(spec, vocabulary, lenient=False))
     except PublicError as error:
         if spec.kind != "json_schema" or spec.strict:
             raise
         reason = error
     # The schema is a valid one, so it is the library that can't do all of it.
     try:
-        return _unenforced(spec, reason, _compiled(spec, vocabulary, prefix, lenient=True))
+        return _unenforced(spec, reason, _compiled(spec, vocabulary, lenient=True))
     except PublicError:
         return _unenforced(spec, reason, None)
 
 
-def _compiled(spec: Spec, vocabulary: Vocabulary, prefix: str, *, lenient: bool) -> Compiled:
-    grammar = grammar_of(spec, prefix=prefix, lenient=lenient, controls=vocabulary.controls)
+def _compiled(spec: Spec, vocabulary: Vocabulary, *, lenient: bool) -> Compiled:
+    grammar = grammar_of(spec, lenient=lenient, controls=vocabulary.controls)
     prototype = LLMatcher(vocabulary.ll, grammar, log_level=0, limits=_LIMITS)
     if not prototype.is_error():
         # The first mask is the dearest by far: copies share what is worked out for it.
         fill_next_token_bitmask(prototype, allocate_token_bitmask(1, vocabulary.size))
     if prototype.is_error():
         raise _refused(spec, prototype.get_error())
-    return Compiled(prototype, spans=bool(prefix) or spec.spans)
+    return Compiled(prototype, spans=spec.spans)
 
 
 def _refused(spec: Spec, reason: str) -> PublicError:

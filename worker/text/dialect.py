@@ -1,7 +1,10 @@
 """How one model writes: its control markers, its thinking and its tool calls."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+import msgspec
 
 from shared.errors import invalid
 from worker.text.grammar.schema import check
@@ -9,12 +12,15 @@ from worker.text.grammar.spec import Spec
 from worker.text.pieces import Piece
 from worker.text.sentinels import Sentinels
 from worker.text.thinking import Thinking, select_thinking
-from worker.text.thinking_gate import Marker, ThinkingTokens
-from worker.text.toolcalls.family import Family, Plain
+from worker.text.thinking_gate import Gate, Marker, ThinkingTokens, TokenBytes
+from worker.text.toolcalls.family import Family, Plain, Thought
 from worker.text.toolcalls.reader import Marks, Reader
 from worker.text.toolcalls.select import select_family
 from worker.text.toolcalls.source import Ended, Steps
-from worker.text.toolcalls.tools import Tools
+from worker.text.toolcalls.tools import Tool, Tools
+
+Encode = Callable[[str], Sequence[int]]
+"""Tokens of markup, nothing added."""
 
 
 class Dialect:
@@ -27,32 +33,48 @@ class Dialect:
         template = _template_of(tokenizer) if template is None else template
         family = select_family(tokenizer, template)
         thinking = None if family.always else select_thinking(tokenizer, template)
-        self._bind(tokenizer.get_vocab(), family, thinking)
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        self._bind(tokenizer.get_vocab(), family, thinking, encode)
 
     @classmethod
-    def of(cls, vocabulary: Mapping[str, int], family: type[Family], thinking: Thinking | None) -> "Dialect":
+    def of(
+        cls, vocabulary: Mapping[str, int], family: type[Family], thinking: Thinking | None, encode: Encode
+    ) -> "Dialect":
         """A dialect of known parts, for whoever needs no inference."""
         dialect = cls.__new__(cls)
-        dialect._bind(vocabulary, family, thinking)
+        dialect._bind(vocabulary, family, thinking, encode)
         return dialect
 
-    def _bind(self, vocabulary: Mapping[str, int], family: type[Family], thinking: Thinking | None) -> None:
+    def _bind(
+        self, vocabulary: Mapping[str, int], family: type[Family], thinking: Thinking | None, encode: Encode
+    ) -> None:
         atoms = thinking.atoms if thinking else ()
         self.sentinels = Sentinels(vocabulary, (*family.markers, *atoms))
         self.family = family(self.sentinels)
         self.thinking = thinking
-        encode = self.sentinels.encode
+        marked = self.sentinels.encode
         self._plain = Plain(self.sentinels)
+        self._thinking_tokens = self._in_tokens(thinking or self.family.thought, encode)
         self._marks = Marks(
-            think_start=encode(thinking.start) if thinking else None,
-            think_end=encode(thinking.end) if thinking else None,
+            think_start=marked(thinking.start) if thinking else None,
+            think_end=marked(thinking.end) if thinking else None,
             dropped=self.family.dropped,
         )
 
-    @property
-    def answer_prefix(self) -> str:
-        """What a reply has before an answer that a grammar forces; see Family.answer_prefix."""
-        return self.family.answer_prefix()
+    def answer(self, spec: Spec) -> Spec:
+        """The constraint of an answer, with what this model's replies have around it."""
+        return msgspec.structs.replace(spec, reply=self.family.forced_answer(), spans=self.family.always)
+
+    def calls_or_answer(self, spec: Spec, tools: Sequence[Mapping[str, Any]], *, many: bool = True) -> Spec:
+        """The constraint to either call tools or give an answer as `spec` has it.
+
+        In a syntax that has no marks for calls it is just that of the answer. Raises PublicError 400.
+        """
+        known = _checked(tools)
+        if not known or not self.family.mixes:
+            return self.answer(spec)
+        reply = self.family.calls_or_answer(known, many=many)
+        return msgspec.structs.replace(spec, reply=reply, spans=self.family.always)
 
     def forced_calls(
         self, tools: Sequence[Mapping[str, Any]], *, name: str | None = None, many: bool = True
@@ -61,20 +83,29 @@ class Dialect:
 
         Raises PublicError 400 that names the field.
         """
-        known = Tools(tools)
-        if not known.all:
+        known = _checked(tools)
+        if not known:
             raise invalid("A call can't be required without tools to call.", param="tool_choice")
-        for index, tool in enumerate(known.all):
-            check(tool.parameters, f"tools[{index}].function.parameters")
-        chosen = known.all if name is None else [tool for tool in known.all if tool.name == name]
+        chosen = known if name is None else [tool for tool in known if tool.name == name]
         if not chosen:
             raise invalid(f"`tools` has no function named {name!r}.", param="tool_choice.function.name")
-        grammar = self.family.grammar(chosen, many=many)
+        grammar = self.family.forced_calls(chosen, many=many)
         return Spec("calls", grammar, param="tools", spans=self.family.always)
 
-    def thinking_tokens(self, encode: Callable[[str], Sequence[int]]) -> ThinkingTokens | None:
-        """How the model marks its thinking, for a Gate; `encode` makes tokens of markup. None without any."""
-        thought = self.thinking or self.family.thought
+    def thinks_after(self, prompt: str) -> bool:
+        """Whether a prompt with this text ends inside an open block of thinking."""
+        return self.thinking is not None and self.thinking.open_after(prompt)
+
+    def gate(self, prompt: str, token_bytes: TokenBytes, *, budget: int | None = None) -> Gate | None:
+        """What follows the thinking of a row, for its constraint or its budget in tokens.
+
+        `prompt` is the text of the prompt. None where no thinking will come.
+        """
+        if self._thinking_tokens is None or (self.thinking and self.thinking.over_after(prompt)):
+            return None
+        return Gate(self._thinking_tokens, token_bytes, opened=self.thinks_after(prompt), budget=budget)
+
+    def _in_tokens(self, thought: Thinking | Thought | None, encode: Encode) -> ThinkingTokens | None:
         if thought is None:
             return None
         start, end = (Marker(self.sentinels.token(m), m.encode()) for m in (thought.start, thought.end))
@@ -166,3 +197,11 @@ def _template_of(tokenizer: Any) -> str:
     if isinstance(template, dict):
         return "\n".join(map(str, template.values()))
     return template if isinstance(template, str) else ""
+
+
+def _checked(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
+    """The functions among the tools. Raises PublicError 400 for parameters that are no schema."""
+    known = Tools(tools).all
+    for index, tool in enumerate(known):
+        check(tool.parameters, f"tools[{index}].function.parameters")
+    return known

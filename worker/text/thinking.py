@@ -43,6 +43,10 @@ class Thinking(msgspec.Struct, frozen=True):
         """
         return prompt.rstrip().endswith(self.start)
 
+    def over_after(self, prompt: str) -> bool:
+        """Whether a prompt with this text ends with a block that is closed, so that none will follow."""
+        return prompt.rstrip().endswith(self.end)
+
 
 def select_thinking(tokenizer: Any, template: str) -> Thinking | None:
     """The markers of a model; None when it has none.

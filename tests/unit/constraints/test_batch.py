@@ -22,7 +22,6 @@ from worker.engine.constraints import compile_spec
 from worker.text.detokenize import Detokenizers
 from worker.text.dialect import Dialect
 from worker.text.grammar.spec import Spec
-from worker.text.thinking_gate import Gate
 from worker.text.toolcalls.hermes import Hermes
 
 SCHEMA = {
@@ -44,7 +43,7 @@ class Loaded:
         self.network, self.tokenizer = load(str(tiny_model(Tiny("qwen3", thinking=True, speaks="all"))))
         self.vocabulary = Vocabulary(self.tokenizer, width=263, end_tokens=self.tokenizer.eos_token_ids)
         self.masks = Masks(self.vocabulary)
-        self.dialect = Dialect.of(self.tokenizer.get_vocab(), Hermes, None)
+        self.dialect = Dialect.of(self.tokenizer.get_vocab(), Hermes, None, self.tokenizer.encode)
 
     def control(self, spec: Spec) -> Control:
         prepared = compile_spec(spec, self.vocabulary)
@@ -172,12 +171,8 @@ def test_rows_that_join_later_and_rows_that_are_taken_out() -> None:
 
 def test_the_budget_of_a_row_closes_its_thinking() -> None:
     model = loaded()
-    dialect = Dialect(model.tokenizer, str(model.tokenizer.chat_template))
-    thinking = dialect.thinking_tokens(
-        lambda markup: model.tokenizer.encode(markup, add_special_tokens=False)
-    )
-    assert thinking is not None
-    gate = Gate(thinking, lambda token: model.vocabulary.ll.decode_bytes([token]), opened=True, budget=6)
+    dialect = Dialect(model.tokenizer)
+    gate = dialect.gate("<think>\n", model.vocabulary.bytes_of, budget=6)
     compiled = compile_spec(JSON, model.vocabulary).compiled
     assert compiled is not None
     (said,) = generate([(PROMPTS[0], [compiled.control(model.masks, gate)])], most=200)

@@ -14,11 +14,10 @@ ANSWER = Spec("choice", '["yes","no"]', param="guided_choice")
 
 
 def gate(model: Model, *, opened: bool = False, budget: int | None = None) -> Gate:
-    thinking = model.dialect.thinking_tokens(model.tokenizer.encode)
-    assert thinking is not None
-    return Gate(
-        thinking, lambda token: model.vocabulary.ll.decode_bytes([token]), opened=opened, budget=budget
-    )
+    prompt = "<|im_start|>assistant\n" + "<think>\n" * opened
+    found = model.dialect.gate(prompt, model.vocabulary.bytes_of, budget=budget)
+    assert found is not None
+    return found
 
 
 def control(
@@ -27,8 +26,7 @@ def control(
     door = gate(model, opened=opened, budget=budget)
     if spec is None:
         return Control(model.masks, gate=door)
-    prefix = model.dialect.answer_prefix
-    prepared = compile_spec(spec, model.vocabulary, prefix=prefix)
+    prepared = compile_spec(model.dialect.answer(spec), model.vocabulary)
     assert prepared.compiled is not None
     return prepared.compiled.control(model.masks, door)
 
@@ -70,6 +68,12 @@ def test_a_marker_in_letters_is_finished_once_it_is_begun() -> None:
     row = control(language)
     say(row, language, "<")
     assert [language.text([token]) for token in language.allowed(row)] == ["t"]
+
+
+def test_a_prompt_that_closed_its_thinking_leaves_none_to_follow() -> None:
+    language = model()
+    assert language.dialect.gate("<think>\n\n</think>\n\n", lambda token: b"") is None
+    assert Model(thinking=None).dialect.gate("<think>", lambda token: b"") is None
 
 
 def test_white_space_behind_thinking_is_bounded() -> None:

@@ -1,5 +1,6 @@
 """Forced calls: whatever a model says under the grammar of its family is a valid call, in its own syntax."""
 
+import json
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from worker.text.grammar.spec import Spec
 from worker.text.toolcalls.family import Family
 from worker.text.toolcalls.harmony import Harmony
 from worker.text.toolcalls.hermes import Hermes
+from worker.text.toolcalls.llama import LlamaJson
 
 NODE = {"type": "object", "properties": {"id": {"type": "integer", "minimum": 0, "maximum": 9},
         "next": {"$ref": "#/$defs/node"}}, "required": ["id"]}  # fmt: skip
@@ -114,6 +116,33 @@ def test_keywords_that_can_not_be_enforced_do_not_keep_a_call_from_being_forced(
     said = walk(model(Hermes), model(Hermes).control(forced), seed=3)
     view = seen(pieces_of(model(Hermes).dialect.splitter((odd,)), model(Hermes).stream(said)))
     assert view.calls[0][0] == "x"
+
+
+ANSWER = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.mixes], ids=lambda family: family.__name__)
+def test_a_model_may_call_or_give_its_structured_answer(family: type[Family]) -> None:
+    language = model(family)
+    spec = language.dialect.calls_or_answer(Spec("json_schema", json.dumps(ANSWER)), TOOLS[1:2])
+    ways = set()
+    for seed in range(40):
+        said = walk(language, language.control(spec), seed=seed)
+        view = seen(pieces_of(language.dialect.splitter(TOOLS), language.stream(said)))
+        if view.calls:
+            assert {name for name, _ in view.calls} == {"get_time"} and not view.content.strip()
+        else:
+            assert problem(json.loads(view.content), ANSWER) is None
+        ways.add(bool(view.calls))
+        if len(ways) == 2:
+            return
+    raise AssertionError(f"only one way in forty replies: {ways}")
+
+
+def test_calls_without_marks_leave_the_answer_alone() -> None:
+    language = model(LlamaJson)
+    spec = Spec("json_schema", json.dumps(ANSWER))
+    assert language.dialect.calls_or_answer(spec, TOOLS) == language.dialect.answer(spec)
 
 
 def test_harmony_may_think_before_a_forced_call() -> None:

@@ -28,7 +28,7 @@ class Compiler:
         for _ in range(count):
             assert await asyncio.to_thread(self._began.acquire, timeout=10)
 
-    def __call__(self, spec: Spec, vocabulary: Vocabulary, *, prefix: str) -> Prepared:
+    def __call__(self, spec: Spec, vocabulary: Vocabulary) -> Prepared:
         self.begun.append(spec.source)
         self._began.release()
         assert self.let.acquire(timeout=10)

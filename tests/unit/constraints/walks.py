@@ -60,15 +60,18 @@ class Model:
     ) -> None:
         markers = [*family.markers, *(thinking.atoms if thinking and not family.always else ())]
         self.tokenizer = Bytes(list(dict.fromkeys(markers)) if tokens else [])
-        self.dialect = Dialect.of(self.tokenizer.vocabulary, family, None if family.always else thinking)
+        self.dialect = Dialect.of(
+            self.tokenizer.vocabulary, family, None if family.always else thinking, self.tokenizer.encode
+        )
         # Padded, as the logits of many models are.
         width = FIRST_SPECIAL + len(self.tokenizer.vocabulary) + spare
         self.vocabulary = Vocabulary(self.tokenizer, width=width, end_tokens=[END])
         self.masks = Masks(self.vocabulary)
 
     def control(self, spec: Spec) -> Control:
-        prefix = self.dialect.answer_prefix if spec.kind != "calls" else ""
-        prepared = compile_spec(spec, self.vocabulary, prefix=prefix)
+        prepared = compile_spec(
+            spec if spec.kind == "calls" or spec.reply else self.dialect.answer(spec), self.vocabulary
+        )
         assert prepared.compiled is not None
         return prepared.compiled.control(self.masks)
 

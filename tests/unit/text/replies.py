@@ -43,7 +43,7 @@ def dialect(family: type[Family], *, tokens: bool = True, thinking: Thinking | N
     """A dialect whose markers are tokens, or none of them."""
     atoms = (*family.markers, *(thinking.atoms if thinking else ()))
     vocabulary = dict(zip(dict.fromkeys(atoms), itertools.count(1000))) if tokens else {}
-    return Dialect.of(vocabulary, family, thinking)
+    return Dialect.of(vocabulary, family, thinking, lambda text: [0])
 
 
 def tokenised(dialect: Dialect, text: str, cuts: Iterable[int] = ()) -> Iterator[tuple[int, str]]:

@@ -152,11 +152,7 @@ class Grammar:
 
     def start(self, *parts: Part) -> str:
         """The whole grammar, beginning with `parts`."""
-        return f"start: {self.fragment(*parts)}"
-
-    def fragment(self, *parts: Part) -> str:
-        """`parts` as the body of a rule, and on further lines the rules it needs."""
-        return "\n".join((self.body(*parts), *self._rules)) + "\n"
+        return "\n".join((f"start: {self.body(*parts)}", *self._rules)) + "\n"
 
     def repeated(self, one: Rule, *, many: bool, between: str = "") -> Rule:
         """`one`, or with `many` one or more of it."""

@@ -27,8 +27,10 @@ class Spec(msgspec.Struct, frozen=True):
     """Whether a schema that can't be compiled is an error; otherwise it becomes a part of the prompt."""
     param: str = "response_format"
     """The request's field, for errors."""
+    reply: str = ""
+    """The grammar of the reply around the answer, which it calls `@answer`; see Dialect."""
     spans: bool = False
-    """Whether the grammar of forced calls is of the whole reply, its thinking included."""
+    """Whether the grammar is of the whole reply, its thinking included."""
 
     @property
     def schema(self) -> Any:

@@ -53,10 +53,11 @@ class DeepSeek(MarkedFamily):
             if not (yield from reader.next_is(begin)):
                 return
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         calls = grammar.any_of([self.call(grammar, tool) for tool in tools])
-        return grammar.start(self.start, grammar.repeated(calls, many=many, between=self.between), self.end)
+        return grammar.sequence(
+            self.start, grammar.repeated(calls, many=many, between=self.between), self.end
+        )
 
     between = ""
 

@@ -3,14 +3,18 @@
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final, final
 
 import msgspec
 
+from worker.text.grammar.lark import Grammar, Rule
 from worker.text.sentinels import Sentinels
 from worker.text.toolcalls.reader import Reader
 from worker.text.toolcalls.source import Steps
 from worker.text.toolcalls.tools import Tool
+
+ANSWER: Final = Rule("@answer")
+"""What a grammar of replies calls the grammar of the answer."""
 
 
 class Thought(msgspec.Struct, frozen=True):
@@ -30,6 +34,12 @@ class Family(ABC):
     always: ClassVar[bool] = False
     """Whether it reads replies to requests without tools too, because it is the format of all replies."""
 
+    answer_head: ClassVar[str] = ""
+    """Markup right before the answer in a format of all replies."""
+
+    mixes: ClassVar[bool] = True
+    """Whether a grammar can leave the choice between calls and an answer: they begin differently."""
+
     thought: ClassVar[Thought | None] = None
     """How thinking is marked in a format of all replies."""
 
@@ -46,8 +56,40 @@ class Family(ABC):
         """Parse a reply, content and calls, without end: the reader says when the reply is over."""
 
     @abstractmethod
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        """A Lark grammar in llguidance's dialect for one call of one of `tools`, or several with `many`."""
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
+        """The rule for one call of one of `tools`, or several with `many`."""
+
+    def preamble(self, grammar: Grammar) -> Rule | None:
+        """The rule for what a format of all replies has before calls and answers."""
+        return None
+
+    @final
+    def forced_calls(self, tools: Sequence[Tool], *, many: bool) -> str:
+        """The grammar of a reply that has to call."""
+        grammar = Grammar(self.sentinels)
+        return grammar.start(*self._before(grammar), self.calls(grammar, tools, many=many))
+
+    @final
+    def forced_answer(self) -> str:
+        """The grammar of a reply around an answer that a grammar forces, which it refers to as ANSWER.
+
+        Empty where a reply has nothing but the answer.
+        """
+        grammar = Grammar(self.sentinels)
+        before = self._before(grammar)
+        return grammar.start(*before, self.answer_head, ANSWER) if before or self.answer_head else ""
+
+    @final
+    def calls_or_answer(self, tools: Sequence[Tool], *, many: bool) -> str:
+        """The grammar of a reply that either calls or gives an ANSWER."""
+        grammar = Grammar(self.sentinels)
+        before = self._before(grammar)
+        answer = grammar.sequence(self.answer_head, ANSWER)
+        return grammar.start(*before, grammar.any_of([self.calls(grammar, tools, many=many), answer]))
+
+    def _before(self, grammar: Grammar) -> list[Rule]:
+        preamble = self.preamble(grammar)
+        return [] if preamble is None else [preamble]
 
     def new_id(self) -> str:
         """The id of a call whose syntax has none."""
@@ -56,10 +98,6 @@ class Family(ABC):
     def instructions(self, tools: Sequence[Tool]) -> str | None:
         """What to put into the system message; None where the chat template takes care of the tools."""
         return None
-
-    def answer_prefix(self) -> str:
-        """What comes before an answer that a grammar forces: the body of a rule, then rules it needs."""
-        return ""
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -73,7 +111,7 @@ class Plain(Family):
     def read(self, reader: Reader) -> Steps[None]:
         yield from reader.content_until()
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         raise NotImplementedError("a reply without calls has no grammar of calls")
 
 

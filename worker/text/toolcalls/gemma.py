@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from worker.text.grammar.bare_keys import BareKeys
-from worker.text.grammar.lark import Grammar
+from worker.text.grammar.lark import Grammar, Rule
 from worker.text.toolcalls.family import MarkedFamily
 from worker.text.toolcalls.json_text import dumps
 from worker.text.toolcalls.literals import separated
@@ -90,14 +90,13 @@ class Gemma4(MarkedFamily):
             raise Malformed("an argument without a value")
         return to_json(reader.spell(text).strip(), schema, "json")
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         calls = []
         for tool in tools:
             values = BareKeys(grammar, tool.parameters, self.quote)
             calls.append(grammar.sequence(f"call:{tool.name}", values.arguments()))
         one = grammar.sequence(self.start, grammar.any_of(calls), self.end)
-        return grammar.start(grammar.repeated(one, many=many))
+        return grammar.repeated(one, many=many)
 
 
 class FunctionGemma(Gemma4):

@@ -61,11 +61,10 @@ class Glm(MarkedFamily):
             if not (yield from reader.accept(key_start)):
                 return
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         calls = [self._call(grammar, tool) for tool in tools]
         one = grammar.sequence(self.start, grammar.any_of(calls), self.end)
-        return grammar.start(grammar.repeated(one, many=many, between="\n"))
+        return grammar.repeated(one, many=many, between="\n")
 
     def _call(self, grammar: Grammar, tool: Tool) -> Rule:
         pairs: list[Rule] = []

@@ -34,6 +34,7 @@ class Harmony(Family):
 
     markers = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
     always = True
+    answer_head = f"{CHANNEL}final{MESSAGE}"
     thought = Thought(
         f"{CHANNEL}analysis{MESSAGE}",
         END,
@@ -87,9 +88,8 @@ class Harmony(Family):
         if not (yield from reader.next_is(self._start)):
             yield from reader.expect(*self._ends)
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         # One call is all a turn can hold: the model ends its reply with it.
-        grammar = Grammar(self.sentinels)
         calls = [
             grammar.sequence(
                 f"{CHANNEL}commentary to=functions.{tool.name} {CONSTRAIN}json{MESSAGE}",
@@ -98,14 +98,9 @@ class Harmony(Family):
             )
             for tool in tools
         ]
-        return grammar.start(self._analysis(grammar), grammar.any_of(calls))
+        return grammar.any_of(calls)
 
-    def answer_prefix(self) -> str:
-        grammar = Grammar(self.sentinels)
-        return grammar.fragment(self._analysis(grammar), f"{CHANNEL}final{MESSAGE}")
-
-    def _analysis(self, grammar: Grammar) -> Rule:
-        """Thinking before what the grammar is about, if the model wants to."""
+    def preamble(self, grammar: Grammar) -> Rule:
         text = grammar.rule(r"/(.|\n)*/")
         whole = grammar.sequence(f"{CHANNEL}analysis{MESSAGE}", text, f"{END}{START}assistant")
         return grammar.optional(whole)

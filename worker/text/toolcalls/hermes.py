@@ -7,7 +7,7 @@
 
 from collections.abc import Sequence
 
-from worker.text.grammar.lark import Grammar
+from worker.text.grammar.lark import Grammar, Rule
 from worker.text.toolcalls.family import MarkedFamily
 from worker.text.toolcalls.json_call import json_calls
 from worker.text.toolcalls.reader import Reader
@@ -24,8 +24,7 @@ class Hermes(MarkedFamily):
     def body(self, reader: Reader) -> Steps[None]:
         return json_calls(reader)
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         call = grammar.any_of(grammar.json_call(tool) for tool in tools)
         one = grammar.sequence("<tool_call>\n", call, "\n</tool_call>")
-        return grammar.start(grammar.repeated(one, many=many, between="\n"))
+        return grammar.repeated(one, many=many, between="\n")

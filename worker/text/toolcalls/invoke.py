@@ -71,10 +71,9 @@ class Invoke(MarkedFamily):
             raise Malformed("an element without a name")
         return attribute(match[1])
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         calls = grammar.any_of([self._call(grammar, tool) for tool in tools])
-        return grammar.start(self.start + self.break_, grammar.repeated(calls, many=many), self.end)
+        return grammar.sequence(self.start + self.break_, grammar.repeated(calls, many=many), self.end)
 
     def _call(self, grammar: Grammar, tool: Tool) -> Rule:
         # Every element ends with its break: what may follow then differs from its first letters on, as the
@@ -155,7 +154,6 @@ class MiniCpm(Invoke):
         else:
             yield from arguments.marked(self.named(tag), close, strip="space")
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         calls = grammar.any_of([self._call(grammar, tool) for tool in tools])
-        return grammar.start(grammar.repeated(calls, many=many, between="\n"))
+        return grammar.repeated(calls, many=many, between="\n")

@@ -52,8 +52,7 @@ class KimiK2(MarkedFamily):
             if not (yield from reader.next_is(begin)):
                 return
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         _, _, begin, argument, end = self.markers
         number = grammar.rule("/[0-9]{1,2}/" if many else quote("0"))
         calls = [
@@ -61,7 +60,7 @@ class KimiK2(MarkedFamily):
             for tool in tools
         ]
         several = grammar.repeated(grammar.any_of(calls), many=many)
-        return grammar.start(self.start, several, self.end)
+        return grammar.sequence(self.start, several, self.end)
 
 
 class KimiK3(MarkedFamily):
@@ -128,10 +127,9 @@ class KimiK3(MarkedFamily):
         else:
             yield from arguments.marked(key, close, strip="nothing", untyped="json")
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         calls = grammar.any_of([self._call(grammar, tool, many=many) for tool in tools])
-        return grammar.start(self.start, grammar.repeated(calls, many=many), self.end)
+        return grammar.sequence(self.start, grammar.repeated(calls, many=many), self.end)
 
     def _call(self, grammar: Grammar, tool: Tool, *, many: bool) -> Rule:
         number = grammar.rule("/[1-9][0-9]?/" if many else quote("1"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from worker.text.grammar.lark import Grammar
+from worker.text.grammar.lark import Grammar, Rule
 from worker.text.toolcalls.family import Family
 from worker.text.toolcalls.json_call import json_call
 from worker.text.toolcalls.pythonic import python_call
@@ -23,6 +23,7 @@ class LlamaJson(Family):
     """Nothing marks a call but its shape: an object at the beginning of a line that names a tool first."""
 
     markers = ("<|python_tag|>",)
+    mixes = False
 
     def read(self, reader: Reader) -> Steps[None]:
         tag = self.sentinels.encode(self.markers[0])
@@ -43,10 +44,9 @@ class LlamaJson(Family):
             if (yield from reader.content_until("\n{", tag)) != tag:
                 reader.content(reader.take(1))
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         call = grammar.any_of([grammar.json_call(tool, arguments="parameters") for tool in tools])
-        return grammar.start(grammar.repeated(call, many=many, between="; "))
+        return grammar.repeated(call, many=many, between="; ")
 
 
 class ToldJson(LlamaJson):

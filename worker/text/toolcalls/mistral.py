@@ -61,11 +61,10 @@ class Mistral(Family):
         yield from arguments_object(reader)
         reader.end_call()
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         calls = grammar.any_of([self.call(grammar, tool) for tool in tools])
         one = grammar.sequence("[TOOL_CALLS]", calls)
-        return grammar.start(grammar.repeated(one, many=many))
+        return grammar.repeated(one, many=many)
 
     def call(self, grammar: Grammar, tool: Tool) -> Rule:
         """The grammar of one call, behind the marker."""
@@ -75,7 +74,6 @@ class Mistral(Family):
 class MistralList(Mistral):
     """The older syntax, a JSON list."""
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         calls = grammar.any_of([grammar.json_call(tool) for tool in tools])
-        return grammar.start("[TOOL_CALLS][", grammar.repeated(calls, many=many, between=", "), "]")
+        return grammar.sequence("[TOOL_CALLS][", grammar.repeated(calls, many=many, between=", "), "]")

@@ -36,6 +36,7 @@ class Muse(Invoke):
     strip = "space"
     untyped = "json"
     always = True
+    answer_head = "to=user<|message|>"
     thought = Thought(
         "to=self<|message|>",
         "<|eom|>",
@@ -78,19 +79,14 @@ class Muse(Invoke):
     def _calls(self, reader: Reader) -> Steps[None]:
         yield from reader.attempt(self._marked(reader), self._end)
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         calls = []
         for tool in tools:
             several = grammar.repeated(self._call(grammar, tool), many=many)
             head = f"to={tool.name}<|message|>{self.start}\n"
             calls.append(grammar.sequence(head, several, self.end))
-        return grammar.start(self._thinking(grammar), grammar.any_of(calls))
+        return grammar.any_of(calls)
 
-    def answer_prefix(self) -> str:
-        grammar = Grammar(self.sentinels)
-        return grammar.fragment(self._thinking(grammar), "to=user<|message|>")
-
-    def _thinking(self, grammar: Grammar) -> Rule:
+    def preamble(self, grammar: Grammar) -> Rule:
         whole = grammar.sequence("to=self<|message|>", grammar.text({}, "<|eom|>"), "<|start|>assistant ")
         return grammar.optional(whole)

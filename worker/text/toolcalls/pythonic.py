@@ -96,9 +96,8 @@ class Pythonic(MarkedFamily):
         yield from reader.expect("[")
         yield from python_calls(reader)
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
-        return grammar.start(self.start, _PythonGrammar(grammar).calls(tools, many=many), self.end)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
+        return grammar.sequence(self.start, _PythonGrammar(grammar).calls(tools, many=many), self.end)
 
 
 class BarePythonic(Family):
@@ -132,6 +131,5 @@ class BarePythonic(Family):
                 return False
             length += 1
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
-        return grammar.start(_PythonGrammar(grammar).calls(tools, many=many))
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
+        return _PythonGrammar(grammar).calls(tools, many=many)

@@ -51,11 +51,10 @@ class QwenCoder(MarkedFamily):
             yield from arguments.marked(key.strip(), "</parameter>", strip="line", stop=stop)
         arguments.end()
 
-    def grammar(self, tools: Sequence[Tool], *, many: bool) -> str:
-        grammar = Grammar(self.sentinels)
+    def calls(self, grammar: Grammar, tools: Sequence[Tool], *, many: bool) -> Rule:
         calls = [self._call(grammar, tool) for tool in tools]
         one = grammar.sequence("<tool_call>\n", grammar.any_of(calls), "\n</tool_call>")
-        return grammar.start(grammar.repeated(one, many=many, between="\n"))
+        return grammar.repeated(one, many=many, between="\n")
 
     def _call(self, grammar: Grammar, tool: Tool) -> Rule:
         parameters: list[Rule] = []
