@@ -24,14 +24,17 @@ from worker.admin import Admin, loading
 from worker.api.chat import Chat
 from worker.api.completions import TextCompletions
 from worker.api.decisions import DecisionsRoute
+from worker.api.embeddings import EmbeddingsRoute
 from worker.api.exchange import Exchange
 from worker.api.models import Models
 from worker.api.systemone import SystemOneRoute
 from worker.completion import Completions
 from worker.decisions import Decisions
+from worker.embeddings import Embeddings
 from worker.engine.activity import Feed
 from worker.engine.admission import Admission
 from worker.engine.batch import Batch
+from worker.engine.embedder import Embedder
 from worker.engine.jobs import Jobs
 from worker.engine.memory import read_memory, working_set_bytes
 from worker.engine.rows import Report, Row
@@ -95,6 +98,7 @@ class App:
             "/v1/chat/completions": {"POST": self._not_loaded},
             "/v1/completions": {"POST": self._not_loaded},
             "/v1/decisions": {"POST": self._not_loaded},
+            "/v1/embeddings": {"POST": self._not_loaded},
             "/v1/systemone": {"POST": self._not_loaded},
         }
 
@@ -191,6 +195,8 @@ class App:
         decisions = Decisions(completions, self._jobs, scorer)
         self._routes["/v1/decisions"] = {"POST": DecisionsRoute(decisions)}
         self._routes["/v1/systemone"] = {"POST": SystemOneRoute(decisions)}
+        embeddings = self._embeddings(completions)
+        self._routes["/v1/embeddings"] = {"POST": EmbeddingsRoute(embeddings, model_id=record.model)}
         self._routes["/v1/models"] = {"GET": models}
         self._say(
             Ready(
@@ -203,6 +209,14 @@ class App:
                 load_s=time.monotonic() - started,
             )
         )
+
+    def _embeddings(self, completions: Completions) -> Embeddings | None:
+        model = completions.model
+        if model.embedding is None:
+            return None
+        step = self.record.options.prefill_step
+        embedder = Embedder(model.network, model.embedding.pooling, prefill_step=step)
+        return Embeddings(completions, self._jobs, model.embedding, embedder)
 
     def _note_progress(self, progress: Progress) -> None:
         """From the engine's thread: only the last one matters."""

@@ -6,11 +6,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-from mlx_lm.utils import load_model, load_tokenizer
+from mlx_lm.utils import _get_classes, load_config, load_model, load_tokenizer
 
 from shared.launch import Options, Sampling
 from shared.status import FailureKind, Progress
 from worker.model.description import context_window, logits_width, sampling_defaults
+from worker.model.embedding import (
+    Embedding,
+    check_architecture,
+    classes_for_headless,
+    embedding_of,
+    headless,
+)
 from worker.model.failures import LoadError, explain
 from worker.model.precision import on_cpu, parameters, weights_bytes, widen
 from worker.text.detokenize import Detokenizers
@@ -33,6 +40,8 @@ class Model:
     sampling: Sampling
     """Defaults of the model's own generation_config.json."""
     capabilities: tuple[str, ...]
+    embedding: Embedding | None
+    """How it makes vectors; None when it is not made for that."""
     weights_bytes: int
     longest_token: int
     """Characters of the longest entry of the vocabulary."""
@@ -58,7 +67,10 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
         # A path that is not there would be taken for a hub id, and a worker never downloads.
         raise LoadError(FailureKind.MISSING, f"there is no model in {directory} (no config.json)")
     report(Progress("weights"))
-    network, config = load_model(directory, lazy=True)
+    config = load_config(directory)
+    check_architecture(config)
+    embedding = embedding_of(directory, config)
+    network, config = _load_network(directory, bare=embedding is not None and headless(directory))
     if on_cpu():
         widen(network, lambda done, total: report(Progress("weights", done, total)))
     total = weights_bytes(network)
@@ -85,10 +97,28 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
         end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
         context_window=context_window(config, options.context),
         sampling=sampling_defaults(directory),
-        capabilities=("chat",) if template.usable else (),
+        capabilities=_capabilities(template, embedding),
+        embedding=embedding,
         weights_bytes=total,
         longest_token=max(map(len, vocabulary), default=1),
         # Some tokenizers have tokens that the model has no logits for.
         vocabulary=min(max(vocabulary.values(), default=-1) + 1, logits_width(config)),
         line_breaks=tuple(tokenizer.encode("\n", add_special_tokens=False)),
     )
+
+
+def _load_network(directory: Path, *, bare: bool) -> tuple[Any, dict[str, Any]]:
+    """`bare` weights are those of the body alone; its embedding then stands in for the head."""
+    options: dict[str, Any] = {}
+    if bare:
+        options["model_config"] = {"tie_word_embeddings": True}
+        options["get_model_classes"] = classes_for_headless(_get_classes)
+    network, config = load_model(directory, lazy=True, **options)
+    return network, config
+
+
+def _capabilities(template: Template, embedding: Embedding | None) -> tuple[str, ...]:
+    # Embedding models come with the chat template of the model they were made of, but can't chat any more.
+    if embedding is not None:
+        return ("embeddings",)
+    return ("chat",) if template.usable else ()
