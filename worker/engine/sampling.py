@@ -44,7 +44,7 @@ def seed_of(seed: int | None, index: int) -> int | None:
     """The seed of the answer with this index, when several are wanted; the first has the request's own."""
     if seed is None or index == 0:
         return seed
-    return _mix(_mix(seed & _MASK) ^ _mix(index))
+    return _mix(_mix(seed & _MASK) + index)
 
 
 def apply_xtc(logprobs: Any, sampling: Sampling, spared: Any, draws: Any) -> Any:
