@@ -55,6 +55,43 @@ class Trimmed(msgspec.Struct, frozen=True):
     memory: Memory
 
 
+class SavedStats(msgspec.Struct, frozen=True):
+    """Prompt state on disk. Counters are since the worker's start."""
+
+    entries: int
+    """Of this model."""
+    bytes: int
+    limit_bytes: int
+    """Of all models together."""
+    spills: int
+    """States written."""
+    restores: int
+    """States read back."""
+    restore_s: float
+    """Seconds that took, all together."""
+    dropped: int
+    """Not written for want of room, or of a kind that can't be."""
+    failed: int
+    """Damaged or foreign files removed, and writes that the disk refused."""
+
+
+class CacheStats(msgspec.Struct, frozen=True):
+    """`GET /admin/cache`: what is kept of earlier prompts. Counters are since the worker's start."""
+
+    entries: int
+    bytes: int
+    limit_bytes: int
+    hits: int
+    misses: int
+    session_hits: int
+    """Hits on state of the request's own session."""
+    reused_tokens: int
+    """Prompt tokens that needed no computing."""
+    evictions: int
+    saved: SavedStats | None = None
+    """None when nothing is saved."""
+
+
 class Leased(msgspec.Struct, frozen=True):
     """First line of the answer of `POST /admin/lease`; the lease lasts as long as the response is open."""
 

@@ -127,6 +127,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Prompt tokens per engine step: bounds how long running rows stall."""
     prompt_cache_bytes: int | None = None
     """Cap of the prompt cache in memory; None lets the worker choose."""
+    memory_bytes: int | None = None
+    """What weights, running rows and prompt cache may take together; None is what the GPU or RAM allow."""
+    saved_state: str | None = None
+    """Absolute path of the folder for prompt state on disk, shared by all models; None saves nothing."""
+    saved_state_bytes: int | None = None
+    """Cap of all prompt state on disk; None lets the worker choose."""
     sampling: Sampling = Sampling()
 
 

@@ -62,6 +62,7 @@ class Home:
         self.config = path / "config.toml"
         self.models = path / "models"
         self.logs = path / "logs"
+        self.saved_state = path / "kv"
         self.state_db = path / "state.db"
         self.control_socket = run / "control.sock"
 
@@ -75,7 +76,7 @@ class Home:
         with _told(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _private_folder(path)
-            for name in ("run", "logs"):
+            for name in ("run", "logs", "kv"):
                 _private_folder(path / name)
             models = path / "models"
             # Large files: a symlink to another disk is the owner's good right.

@@ -33,6 +33,7 @@ from worker.completion import Completions
 from worker.engine.activity import Feed
 from worker.engine.admission import Admission, Lease
 from worker.engine.jobs import Jobs
+from worker.engine.prompt_state import PromptState
 from worker.engine.thread import Engine
 from worker.request import Asked, Message, Request
 from worker.text.events import Finished, TextDelta
@@ -57,7 +58,6 @@ class Admin:
         feed: Feed,
         jobs: Jobs,
         read_memory: Callable[[], Memory],
-        trim: Callable[[int | None], asyncio.Future[int]],
     ) -> None:
         self._record = record
         self._engine = engine
@@ -65,8 +65,9 @@ class Admin:
         self._feed = feed
         self._jobs = jobs
         self._read_memory = read_memory
-        self._trim = trim
         self.completions: Completions | None = None
+        self.state: PromptState | None = None
+        """What is kept of earlier prompts. None while the model loads."""
 
     async def health(self, exchange: Exchange) -> None:
         admission = self._admission
@@ -124,6 +125,9 @@ class Admin:
         with exchange.while_connected(), contextlib.suppress(TimeoutError):
             async with asyncio.timeout(asked.timeout_ms / 1000):
                 await idle.wait()
+        left_s = asked.timeout_ms / 1000 - (time.monotonic() - started)
+        if self.state is not None and left_s > 0:
+            await self.state.save(left_s)
         answer = Drained(
             drained=not self._admission.in_flight,
             in_flight=self._admission.in_flight,
@@ -137,9 +141,16 @@ class Admin:
     async def trim(self, exchange: Exchange) -> None:
         asked = decode(await exchange.body() or b"{}", TrimAsked)
         check_range(asked.bytes, "bytes", 0, float("inf"))
+        if self.state is None:
+            raise loading()
         with exchange.while_connected():
-            freed = await self._trim(asked.bytes)
+            freed = await self.state.trim(asked.bytes)
         await exchange.answer(200, msgspec.json.encode(Trimmed(freed, self._read_memory())))
+
+    async def cache(self, exchange: Exchange) -> None:
+        if self.state is None:
+            raise loading()
+        await exchange.answer(200, msgspec.json.encode(self.state.stats()))
 
     async def complete(self, exchange: Exchange) -> None:
         """Internal completions, alone in the engine, answered in the order of the inputs."""

@@ -36,7 +36,10 @@ from worker.engine.admission import Admission
 from worker.engine.batch import Batch
 from worker.engine.embedder import Embedder
 from worker.engine.jobs import Jobs
-from worker.engine.memory import read_memory, working_set_bytes
+from worker.engine.memory import bound_allocator, read_memory, working_set_bytes
+from worker.engine.needs import Needs, measure, room
+from worker.engine.prompt_cache import PromptCache
+from worker.engine.prompt_state import PromptState
 from worker.engine.rows import Report, Row
 from worker.engine.scoring import Scorer
 from worker.engine.thread import Engine
@@ -71,6 +74,7 @@ class App:
         self._engine = Engine(self)
         self._jobs = Jobs(self._engine, self._admission, self._feed)
         self._model: Model | None = None
+        self._state: PromptState | None = None
         self._completions: Completions | None = None
         self._progress = Progress("weights")
         self._died: BaseException | None = None
@@ -83,13 +87,13 @@ class App:
             feed=self._feed,
             jobs=self._jobs,
             read_memory=self._read_memory,
-            trim=self._trim,
         )
         self._routes: dict[str, dict[str, Route]] = {
             "/admin/health": {"GET": admin.health},
             "/admin/lease": {"POST": admin.lease},
             "/admin/drain": {"POST": admin.drain},
             "/admin/memory": {"GET": admin.memory},
+            "/admin/cache": {"GET": admin.cache},
             "/admin/memory/trim": {"POST": admin.trim},
             "/admin/memory/complete": {"POST": admin.complete},
             "/admin/events": {"GET": admin.events},
@@ -150,9 +154,13 @@ class App:
         """Let open answers end by themselves for a while, then with an error of their own."""
         idle = asyncio.Event()
         self._admission.drain(idle.set)
+        ends_at = time.monotonic() + STOP_GRACE_S
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_GRACE_S):
                 await idle.wait()
+        if self._state is not None and idle.is_set():
+            # Drained before it was told to stop, it has nothing left to save.
+            await self._state.save(ends_at - time.monotonic())
         stopping = PublicError(503, "stopping", "This model is being stopped; try again.", retry_after_s=1)
         self._jobs.fail_all(stopping)
         if self._completions is not None:
@@ -168,7 +176,8 @@ class App:
                 lambda: load(Path(record.directory), record.options, self._note_progress)
             )
             self._note_progress(Progress("warmup"))
-            await self._engine.open(lambda: _warm_batch(model, record))
+            state = await self._keep_state(model)
+            await self._engine.open(lambda: _warm_batch(model, record, state.cache))
         except LoadError:
             raise
         except Exception as error:
@@ -183,8 +192,11 @@ class App:
             engine=self._engine,
             admission=self._admission,
             feed=self._feed,
+            state=state,
             sampling=record.options.sampling,
         )
+        self._state = self._admin.state = state
+        self._engine.chore = state.chore
         chat = Chat(completions, _fingerprint(record))
         models = Models(record.model, created=int(time.time()), context_window=model.context_window)
         self._routes["/v1/chat/completions"] = {"POST": chat}
@@ -252,18 +264,36 @@ class App:
     def _read_memory(self) -> Memory:
         weights = 0 if self._model is None else self._model.weights_bytes
         return read_memory(
-            weights_bytes=weights, kv_bytes=self._engine.kv_bytes, working_set=self._working_set_bytes
+            weights_bytes=weights,
+            kv_bytes=self._engine.kv_bytes,
+            prompt_cache_bytes=0 if self._state is None else self._state.nbytes,
+            working_set=self._working_set_bytes,
         )
 
-    def _trim(self, wanted_bytes: int | None) -> asyncio.Future[int]:
-        def work() -> int:
-            # The allocator's cache can only be dropped whole, so `wanted_bytes` is met or it is empty.
-            before = mx.get_cache_memory()
-            if wanted_bytes != 0:
-                mx.clear_cache()
-            return int(before - mx.get_cache_memory())
+    async def _keep_state(self, model: Model) -> PromptState:
+        """Find out how much there may be of rows and of what is kept of them, and what is on disk."""
+        options = self.record.options
 
-        return self._engine.call(work)
+        def prepare() -> Needs:
+            bound_allocator(self._working_set_bytes)
+            return measure(model.network)
+
+        needs = await self._engine.call(prepare)
+        limits = room(
+            weights_bytes=model.weights_bytes,
+            working_set_bytes=self._working_set_bytes,
+            cap_bytes=options.memory_bytes,
+            prompt_bytes=options.prompt_cache_bytes,
+        )
+        self._admission.limit(needs, limits.kv_bytes)
+        cache = PromptCache(limits.prompt_bytes)
+        state = PromptState(self._engine, cache, room_bytes=limits.kv_bytes, cuttable=needs.cuttable)
+        if options.saved_state is not None:
+            computed = f"{mx.default_device()} {model.weights_bytes}"
+            await state.open(
+                Path(options.saved_state), Path(self.record.directory), computed, options.saved_state_bytes
+            )
+        return state
 
     async def _not_loaded(self, exchange: Exchange) -> None:
         raise loading()
@@ -310,7 +340,7 @@ def _is_ours(connection: Any) -> bool:
     return False
 
 
-def _warm_batch(model: Model, record: LaunchRecord) -> Batch:
+def _warm_batch(model: Model, record: LaunchRecord, prompts: PromptCache) -> Batch:
     """The batch, once it has really generated a token."""
     options = record.options
     batch = Batch(
@@ -319,6 +349,7 @@ def _warm_batch(model: Model, record: LaunchRecord) -> Batch:
         max_rows=options.max_concurrency,
         prefill_step=options.prefill_step,
         line_breaks=model.line_breaks,
+        prompts=prompts,
     )
     batch.insert(Row(id=0, prompt=[0, 0, 0, 0], max_tokens=1, sampling=Sampling(temperature=0.0)))
     while len(batch):

@@ -17,6 +17,7 @@ from shared.errors import PublicError, invalid
 from shared.launch import Sampling as SamplingDefaults
 from worker.engine.activity import Feed
 from worker.engine.admission import Admission, Lease, Turn
+from worker.engine.prompt_state import PromptState
 from worker.engine.rows import Report, Row
 from worker.engine.sampling import seed_of
 from worker.engine.thread import Engine
@@ -24,11 +25,16 @@ from worker.model.loading import Model
 from worker.reply import Account, Choices, Reply
 from worker.request import Request, resolve
 from worker.text.assembler import Assembler
+from worker.text.boundaries import boundaries
 from worker.text.logprobs import TokenTexts
 from worker.text.template import unsupported
 
 T = TypeVar("T")
 
+_FORESEEN: Final = 2048
+"""Tokens of an answer that memory is kept free for, when it may be longer: few answers are."""
+_AHEAD: Final = 256
+"""Tokens that an answer which became longer is still expected to have."""
 _NORMALISED: Final = 4
 """Characters that a tokenizer may make one of, at most."""
 
@@ -44,6 +50,7 @@ class Completions:
         engine: Engine,
         admission: Admission,
         feed: Feed,
+        state: PromptState,
         sampling: SamplingDefaults,
     ) -> None:
         self.model_id = model_id
@@ -51,6 +58,7 @@ class Completions:
         self._engine = engine
         self._admission = admission
         self._feed = feed
+        self._state = state
         self._sampling = sampling
         self._numbers = itertools.count(1)
         self._replies: dict[int, Reply] = {}
@@ -105,10 +113,15 @@ class Completions:
             groups = []
             for request in requests:
                 prompt = await self.tokens(request)
+                self._admission.check(len(prompt) + min(self._longest(request, prompt), _FORESEEN))
+                cuts = await self._boundaries(request, prompt)
+                await self._state.restore(prompt, adapter="", session=request.session)
                 family = next(self._numbers) if request.n > 1 else None
                 groups.append(
                     [
-                        self._reply(number, request, prompt, account, ready, index=index, family=family)
+                        self._reply(
+                            number, request, prompt, account, ready, index=index, family=family, cuts=cuts
+                        )
                         for index, number in enumerate(itertools.islice(numbers, request.n))
                     ]
                 )
@@ -156,6 +169,9 @@ class Completions:
     def on_report(self, report: Report) -> None:
         """Hand the tokens of one engine step to their replies."""
         replies = self._replies
+        for row, cached in report.cached:
+            if row in replies:
+                replies[row].begun(cached)
         for output in report.outputs:
             row, finish = output.row, output.finish
             reply = replies[row]
@@ -187,6 +203,17 @@ class Completions:
         pieces = [detokenizer.push(token) for token in tokens]
         offsets = [0, *itertools.accumulate(map(len, pieces))]
         return [*pieces, detokenizer.flush()], offsets[: len(tokens)]
+
+    async def _boundaries(self, request: Request, prompt: list[int]) -> tuple[int, ...]:
+        """Where the prompt's state should be kept, for a model whose state can't be cut back."""
+        if self._state.cuttable or not request.messages:
+            return ()
+        return await self.in_preparation(lambda: boundaries(self.model.template, request, prompt))
+
+    def _longest(self, request: Request, prompt: list[int]) -> int:
+        """Tokens that the answer may have."""
+        room = self.model.context_window - len(prompt)
+        return room if request.max_tokens is None else min(room, request.max_tokens)
 
     def _tokenise(self, request: Request) -> list[int]:
         self._check_tokens((token for token, _ in request.sampling.logit_bias), "logit_bias")
@@ -248,7 +275,7 @@ class Completions:
         )
 
     def _turn(self, number: int) -> Turn:
-        return Turn(lambda: self._start(number))
+        return Turn(lambda: self._start(number), lambda: self._length(number))
 
     def _reply(
         self,
@@ -260,20 +287,22 @@ class Completions:
         *,
         index: int,
         family: int | None,
+        cuts: tuple[int, ...],
     ) -> Reply:
         model = self.model
-        room = model.context_window - len(prompt)
         sampling = resolve(request.sampling, self._sampling, model.sampling)
         row = Row(
             id=number,
             prompt=prompt,
-            max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
+            max_tokens=self._longest(request, prompt),
             sampling=msgspec.structs.replace(sampling, seed=seed_of(sampling.seed, index)),
             min_tokens=request.min_tokens,
             ignore_eos=request.ignore_eos,
             stop_tokens=request.stop_tokens,
             logprobs=request.logprobs,
             family=family,
+            session=request.session,
+            boundaries=cuts,
         )
         assembler = Assembler(
             model.detokenizers.new(),
@@ -288,7 +317,17 @@ class Completions:
     def _start(self, number: int) -> None:
         reply = self._replies[number]
         reply.start()
+        self._state.make_room(self._admission.rows_bytes)
         self._engine.insert(reply.row)
+
+    def _length(self, number: int) -> int:
+        """Tokens that memory is to be there for."""
+        reply = self._replies.get(number)
+        if reply is None:
+            return 0
+        row = reply.row
+        whole = len(row.prompt) + row.max_tokens
+        return min(whole, max(len(row.prompt) + _FORESEEN, reply.tokens + _AHEAD))
 
     def _drop(self, reply: Reply) -> None:
         """The reply is over before the engine is done with it."""

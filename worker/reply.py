@@ -147,6 +147,15 @@ class Reply:
         """A row is free and the engine was told."""
         self._account.started()
 
+    def begun(self, cached_tokens: int) -> None:
+        """The row is in the engine, and so many tokens of its prompt need no computing."""
+        self._assembler.cached_tokens = cached_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and answer so far."""
+        return len(self.row.prompt) + self._assembler.completion_tokens
+
     def push(self, output: Output) -> bool:
         """Take the engine's next token; true when it was the last one."""
         self._account.token()
@@ -168,7 +177,10 @@ class Reply:
 
     def end(self, ending: Ending) -> None:
         self.over = True
-        self._account.end(ending, completion_tokens=self._assembler.completion_tokens)
+        assembler = self._assembler
+        self._account.end(
+            ending, completion_tokens=assembler.completion_tokens, cached_tokens=assembler.cached_tokens
+        )
 
 
 class Choices:

@@ -3,21 +3,33 @@
 Pure bookkeeping on the event loop: no tasks, no clocks. Requests and leases stand in one line in the order in
 which they came. A lease at its head waits until no row runs, then holds the engine until it is released;
 whatever came after it waits.
+
+A request whose row has no room in memory beside those that run lets later, smaller ones pass, but only so
+many: then all wait until it fits.
 """
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from shared.errors import PublicError
+from shared.sizes import format_size
+from worker.engine.needs import Needs
+
+_PASSES: Final = 16
+"""How many requests may be taken before one that came earlier and does not fit yet."""
 
 
 class Turn:
-    """One request's place. `start` is called when a row is free for it."""
+    """One request's place. `start` is called when a row is free for it; `length` is what it will have, in
+    tokens, as far as can be told now."""
 
-    __slots__ = ("start",)
+    __slots__ = ("length", "passed", "start")
 
-    def __init__(self, start: Callable[[], None]) -> None:
+    def __init__(self, start: Callable[[], None], length: Callable[[], int] = lambda: 0) -> None:
         self.start = start
+        self.length = length
+        self.passed = 0
 
 
 class Lease:
@@ -40,7 +52,30 @@ class Admission:
         self._running: set[Turn] = set()
         self._holder: Lease | None = None
         self._on_idle: list[Callable[[], None]] = []
+        self._needs = Needs()
+        self._room_bytes = 0
         self.draining = False
+
+    def limit(self, needs: Needs, room_bytes: int) -> None:
+        """From now on let rows, with what they hold, run only as `room_bytes` allow."""
+        self._needs = needs
+        self._room_bytes = room_bytes
+
+    def check(self, tokens: int) -> None:
+        """Raises PublicError 507 when a row of so many tokens could not even run alone."""
+        needed = self._needs.row_bytes(tokens)
+        if needed > self._room_bytes > 0:
+            raise PublicError(
+                507,
+                "does_not_fit",
+                f"{tokens} tokens of prompt and answer take {format_size(needed)} of memory, and there are "
+                f"{format_size(self._room_bytes)} for it. Shorten the prompt or lower max_tokens.",
+            )
+
+    @property
+    def rows_bytes(self) -> int:
+        """What the running rows will hold."""
+        return self._needs.batch_bytes([turn.length() for turn in self._running])
 
     @property
     def capacity(self) -> int:
@@ -138,16 +173,32 @@ class Admission:
                 self._line.popleft()
                 self._holder = head
                 head.granted()
-            elif len(self._running) < self._rows:
-                self._line.popleft()
-                self._running.add(head)
-                head.start()
+            elif len(self._running) < self._rows and (turn := self._next()) is not None:
+                self._line.remove(turn)
+                self._running.add(turn)
+                turn.start()
             else:
                 break
         if not self.in_flight:
             waiting, self._on_idle = self._on_idle, []
             for call in waiting:
                 call()
+
+    def _next(self) -> Turn | None:
+        """The first in the line that fits beside the running rows."""
+        passed: list[Turn] = []
+        lengths = [turn.length() for turn in self._running]
+        for place in self._line:
+            if isinstance(place, Lease):
+                return None
+            if not lengths or self._needs.batch_bytes([*lengths, place.length()]) <= self._room_bytes:
+                for earlier in passed:
+                    earlier.passed += 1
+                return place
+            if place.passed >= _PASSES:
+                return None
+            passed.append(place)
+        return None
 
 
 def _draining() -> PublicError:

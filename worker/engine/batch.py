@@ -90,6 +90,7 @@ class Batch:
         if row.min_tokens > 0 and endings:
             processors.append(NotYet(endings, row.min_tokens))
         cached = 0 if shared is None else len(row.prompt) - 1
+        in_family = shared is not None
         if shared is None and (hit := self._reuse.find(row, self._generator)) is not None:
             cached, shared = hit.cached, hit.state
         (uid,) = self._generator.insert_segments(
@@ -105,7 +106,7 @@ class Batch:
         self._row_of[uid] = row.id
         self._uid_of[row.id] = uid
         self._prefilling.add(uid)
-        self._reuse.begin(uid, row, cached)
+        self._reuse.begin(uid, row, cached, shared=in_family)
         if row.logprobs is not None:
             self._told[uid] = row.logprobs
 

@@ -11,6 +11,10 @@ import psutil
 
 from shared.status import Memory
 
+_MOST_IDLE_BYTES: Final = 2**30
+_ALLOCATOR_PART: Final = 16
+"""Of the working set, what mlx may keep for reuse: enough for the arrays of a step."""
+
 FootprintProbe = Callable[[], int]
 """Bytes of this process as the OS counts them."""
 
@@ -50,8 +54,19 @@ def working_set_bytes() -> int:
     return int(information.get("max_recommended_working_set_size", 0))
 
 
+def bound_allocator(working_set: int) -> None:
+    """Bound what mlx keeps for reuse, which else grows to what it may hold in all. On the engine's thread."""
+    share = working_set // _ALLOCATOR_PART if working_set else _MOST_IDLE_BYTES
+    mx.set_cache_limit(min(_MOST_IDLE_BYTES, share))
+
+
 def read_memory(
-    *, weights_bytes: int, kv_bytes: int, probe: FootprintProbe = footprint_bytes, working_set: int = 0
+    *,
+    weights_bytes: int,
+    kv_bytes: int,
+    prompt_cache_bytes: int = 0,
+    probe: FootprintProbe = footprint_bytes,
+    working_set: int = 0,
 ) -> Memory:
     """A reading now. Cheap enough for once a second; may be called from any thread."""
     return Memory(
@@ -62,5 +77,6 @@ def read_memory(
         footprint_bytes=probe(),
         weights_bytes=weights_bytes,
         kv_bytes=kv_bytes,
+        prompt_cache_bytes=prompt_cache_bytes,
         working_set_bytes=working_set,
     )

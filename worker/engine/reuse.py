@@ -83,11 +83,13 @@ class Reuse:
         cuts = [cached, *self._positions(row, cached), len(row.prompt)]
         return [row.prompt[start:end] for start, end in pairwise(cuts)]
 
-    def begin(self, uid: int, row: Row, cached: int) -> None:
-        """`row` is in the generator, `cached` of its tokens need no computing."""
+    def begin(self, uid: int, row: Row, cached: int, *, shared: bool = False) -> None:
+        """`row` is in the generator, `cached` of its tokens need no computing; with `shared` because they
+        were computed for another answer to the same request."""
         wanted = set(self._positions(row, cached))
         self._begun[uid] = _Begun(row, as_tokens(row.prompt), cached, wanted)
-        self._told.append((row.id, cached))
+        if not shared:
+            self._told.append((row.id, cached))
 
     def _positions(self, row: Row, cached: int) -> list[int]:
         if not self._needs_snapshots:

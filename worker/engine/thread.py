@@ -27,6 +27,9 @@ _KV_READING_S: Final = 0.5
 _REST_S: Final = 2.0
 """An engine without rows for so long has no use for the memory that mlx keeps for reuse."""
 
+_BREATH_S: Final = 0.005
+"""Between two pieces of a chore, so that it does not take a core from anyone."""
+
 
 class Listener(Protocol):
     """Who hears of the engine; called on the event loop."""
@@ -47,6 +50,9 @@ class Engine:
         self._failed: list[int] = []
         self._running = True
         self._kv_read_at = 0.0
+        self.chore: Callable[[bool], bool] = lambda resting: False
+        """Something to do a little of between two steps, and all of while the engine rests. It is called on
+        the engine's thread and tells whether there is more of it."""
         self.steps = 0
         """Steps taken since the start. Written by the engine's thread, read by anyone."""
         self.kv_bytes = 0
@@ -156,6 +162,7 @@ class Engine:
                     self._removed, self._failed = [], []
                 if self._batch is not None:
                     self._batch.settle()
+                    self.chore(False)
         except BaseException as error:  # whatever it was, the process must not outlive its engine
             self._tell(self._listener.on_death, error)
 
@@ -175,13 +182,16 @@ class Engine:
         """Sleep until something is asked; after a while of that give the allocator's cache back."""
         if self._batch is not None:
             self._read_kv(self._batch, now=True)
-            try:
-                command = self._commands.get(timeout=_REST_S)
-            except Empty:
-                mx.clear_cache()
-            else:
-                command()
-                return
+            timeout_s: float | None = _REST_S
+            while timeout_s is not None:
+                try:
+                    command = self._commands.get(timeout=timeout_s)
+                except Empty:
+                    mx.clear_cache()
+                    timeout_s = _BREATH_S if self.chore(True) else None
+                else:
+                    command()
+                    return
         self._commands.get()()
 
     def _read_kv(self, batch: Batch, *, now: bool = False) -> None:

@@ -13,7 +13,6 @@ class Assembler:
     """The text side of one reply. It sees every token once, in order, and is done after `Finished`."""
 
     __slots__ = (
-        "_cached",
         "_detokenizer",
         "_likelihoods",
         "_min_tokens",
@@ -21,6 +20,7 @@ class Assembler:
         "_stop_tokens",
         "_stops",
         "_texts",
+        "cached_tokens",
         "completion_tokens",
     )
 
@@ -39,7 +39,8 @@ class Assembler:
         self._detokenizer = detokenizer
         self._stops = Stops(stops)
         self._prompt_tokens = prompt_tokens
-        self._cached = cached_tokens
+        self.cached_tokens = cached_tokens
+        """Tokens of the prompt that needed no computing."""
         self._min_tokens = min_tokens
         self._stop_tokens = stop_tokens
         self._texts = texts
@@ -73,4 +74,4 @@ class Assembler:
         return events
 
     def _usage(self) -> Usage:
-        return Usage(self._prompt_tokens, self.completion_tokens, self._cached)
+        return Usage(self._prompt_tokens, self.completion_tokens, self.cached_tokens)
