@@ -134,6 +134,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     saved_state_bytes: int | None = None
     """Cap of all prompt state on disk; None lets the worker choose."""
     sampling: Sampling = Sampling()
+    adapters: dict[str, str] = {}
+    """Absolute paths of LoRA folders in mlx-lm's format, by the names that requests ask for."""
 
 
 class LaunchRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 
 def check(settings: Settings) -> list[Problem]:
     """Every contradiction in `settings`; empty when it is fine."""
-    return [*_server(settings), *_names(settings), *_places(settings)]
+    return [*_server(settings), *_names(settings), *_adapters(settings), *_places(settings)]
 
 
 def is_loopback(host: str) -> bool:
@@ -98,6 +98,16 @@ def _is_name(name: str) -> bool:
         and name.isprintable()
         and name == name.strip()
     )
+
+
+def _adapters(settings: Settings) -> Iterator[Problem]:
+    for model_id, model in settings.models.items():
+        for name, folder in model.adapters.items():
+            key = ("models", model_id, "adapters", name)
+            if not _is_name(name) or name == "none":
+                yield key, f"{name!r} can't be an adapter's name; {_NAMES_ARE}, and \"none\" is none"
+            elif not folder.startswith(("/", "~/")):
+                yield key, f'the adapter {name!r} must be a folder such as "~/adapters/sql", not {folder!r}'
 
 
 def _places(settings: Settings) -> Iterator[Problem]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -15,13 +15,14 @@ from supervisor.settings.model import (
     WatchSettings,
 )
 
-Kind = Literal["text", "texts", "switch", "whole number", "number", "size", "duration"]
-Value = str | tuple[str, ...] | bool | int | float
+Kind = Literal["text", "texts", "named texts", "switch", "whole number", "number", "size", "duration"]
+Value = str | tuple[str, ...] | Mapping[str, str] | bool | int | float
 Path = tuple[str, ...]
 
 _KINDS: Final[dict[object, Kind]] = {
     str: "text",
     tuple[str, ...]: "texts",
+    Mapping[str, str]: "named texts",
     bool: "switch",
     int: "whole number",
     float: "number",
@@ -47,7 +48,7 @@ class Key(msgspec.Struct, frozen=True):
     @property
     def variable(self) -> str | None:
         """The environment variable that sets it; lists and single models have none."""
-        if self.kind == "texts" or self.one_model:
+        if self.kind in ("texts", "named texts") or self.one_model:
             return None
         return "_".join(("MLX_SUPERVISOR", *self.path)).upper()
 
@@ -58,6 +59,8 @@ class Key(msgspec.Struct, frozen=True):
                 return "a text in quotes"
             case "texts":
                 return 'a list of texts such as ["a", "b"]'
+            case "named texts":
+                return 'a table of texts such as { a = "b" }'
             case "switch":
                 return "true or false"
             case "size":
@@ -72,6 +75,8 @@ class Key(msgspec.Struct, frozen=True):
         """What is allowed, for the reference, which explains sizes and durations once."""
         if self.kind == "texts":
             return "list of texts"
+        if self.kind == "named texts":
+            return "table of texts"
         shown = {"size": _size, "duration": _duration}.get(self.kind, _plain)
         between = (
             "" if self.low is None or self.high is None else f", {shown(self.low)} to {shown(self.high)}"
@@ -96,6 +101,8 @@ class Key(msgspec.Struct, frozen=True):
             case "texts", list() | tuple():
                 texts = tuple(item for item in value if isinstance(item, str))
                 result = texts if len(texts) == len(value) else None
+            case "named texts", dict() if all(isinstance(text, str) for text in value.values()):
+                result = value
             case "switch", bool():
                 result = value
             case "switch", str() if from_text:
@@ -195,12 +202,13 @@ def keys_of(struct: type[msgspec.Struct], table: Path) -> list[Key]:
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             keys.extend(keys_of(inner, path))
             continue
+        kind: Kind = extra.get("form", _KINDS[inner])
         keys.append(
             Key(
                 path=path,
-                kind=extra.get("form", _KINDS[inner]),
+                kind=kind,
                 doc=(meta.description if meta else None) or "",
-                default=field.default,
+                default={} if kind == "named texts" else field.default,
                 low=meta.ge if meta else None,
                 high=meta.le if meta else None,
                 never=bool(extra.get("never")),

@@ -159,6 +159,13 @@ class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_
         bool,
         Meta(description="Load it when the supervisor starts.", extra=ONE_MODEL),
     ] = False
+    adapters: Annotated[
+        Mapping[str, str],
+        Meta(
+            description="Folders of LoRA adapters in mlx-lm's format, by the names that requests ask for.",
+            extra=ONE_MODEL,
+        ),
+    ] = {}
     # The bounds stand at the number: msgspec refuses them on a union.
     context: (
         Annotated[

@@ -48,6 +48,7 @@ source = "mlx-community/Qwen3-8B-4bit"
 aliases = ["gpt-4o-mini"]
 preload = true
 context = 32768
+adapters = { sql = "~/adapters/sql" }
 sampling = { top_p = 0.95 }
 
 [models.notes]

@@ -284,6 +284,7 @@ class Keeper:
                 max_concurrency=settings.max_concurrency,
                 queue=settings.queue,
                 sampling=settings.sampling,
+                adapters={name: str(Path(folder).expanduser()) for name, folder in settings.adapters.items()},
                 saved_state=str(self._home.saved_state),
             ),
         )

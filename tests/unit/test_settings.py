@@ -229,6 +229,19 @@ def test_models_named_at_the_start_are_preloaded(tmp_path: Path) -> None:
             "config.toml:6: 2 models are pinned or preloaded, but memory.max_resident is 1; raise it or name "
             "fewer",
         ),
+        (
+            '[models.a]\nadapters = ["~/sql"]',
+            'config.toml:2: models.a.adapters must be a table of texts such as { a = "b" }, not ["~/sql"]',
+        ),
+        (
+            '[models.a]\nadapters = { sql = "sql" }',
+            "config.toml:2: the adapter 'sql' must be a folder such as \"~/adapters/sql\", not 'sql'",
+        ),
+        (
+            '[models.a.adapters]\nnone = "/sql"',
+            "config.toml:2: 'none' can't be an adapter's name; names have 1 to 256 bytes, and no control "
+            'characters or spaces around them, and "none" is none',
+        ),
         ("[server]\nport = 1\nport = 2", "config.toml:3: not valid TOML: cannot overwrite a value"),
         ('[server]\nhost = "', "config.toml:2: not valid TOML: unterminated string"),
     ],
