@@ -130,6 +130,28 @@ class MemoryCompleted(msgspec.Struct, frozen=True):
     outputs: list[MemoryOutput]
 
 
+class AdaptersAsked(msgspec.Struct, frozen=True):
+    """`POST /admin/adapters`. `name` and, to mount, the absolute `path` of the folder."""
+
+    action: Literal["list", "mount", "unmount"]
+    name: str | None = None
+    path: str | None = None
+
+
+class Adapter(msgspec.Struct, frozen=True):
+    """One that requests may ask for."""
+
+    name: str
+    path: str
+    bytes: int
+
+
+class AdaptersMounted(msgspec.Struct, frozen=True):
+    """Answer of `POST /admin/adapters`: all there are after it, by name."""
+
+    adapters: list[Adapter]
+
+
 class Cancelled(msgspec.Struct, frozen=True):
     """Answer of `POST /admin/requests/{id}/cancel`."""
 

@@ -11,6 +11,9 @@ import msgspec
 
 from shared.activity import Activity, MemoryReading, RequestFinished
 from shared.admin import (
+    Adapter,
+    AdaptersAsked,
+    AdaptersMounted,
     Cancelled,
     DrainAsked,
     Drained,
@@ -206,8 +209,18 @@ class Admin:
             self._feed.unsubscribe(subscription)
 
     async def adapters(self, exchange: Exchange) -> None:
-        await exchange.body()
-        raise PublicError(501, "unsupported", "This worker has no adapters.")
+        asked = decode(await exchange.body(), AdaptersAsked)
+        mounts = self._loaded().mounts
+        for field in {"list": (), "unmount": ("name",), "mount": ("name", "path")}[asked.action]:
+            if getattr(asked, field) is None:
+                raise invalid(f"`{field}` is required.", param=field, code="missing_required_parameter")
+        # What was begun is finished, even if the asker leaves.
+        if asked.action == "mount":
+            await mounts.mount(asked.name or "", asked.path or "")
+        elif asked.action == "unmount":
+            await mounts.unmount(asked.name or "")
+        body = AdaptersMounted([Adapter(one.name, one.path, one.bytes) for one in mounts.all()])
+        await exchange.answer(200, msgspec.json.encode(body))
 
     async def cancel(self, exchange: Exchange, request_id: str) -> None:
         if not self._loaded().cancel(request_id) and not self._jobs.cancel(request_id):

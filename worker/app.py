@@ -20,6 +20,7 @@ from shared.http_server import HttpServer
 from shared.launch import LaunchRecord
 from shared.sockets import SocketPathError, bind_private, is_own_peer, unlink_quietly
 from shared.status import ExitCode, Failed, FailureKind, Memory, Progress, Ready, Status
+from worker.adapters import Mounts
 from worker.admin import Admin, loading
 from worker.api.chat import Chat
 from worker.api.completions import TextCompletions
@@ -43,6 +44,7 @@ from worker.engine.prompt_state import PromptState
 from worker.engine.rows import Report, Row
 from worker.engine.scoring import Scorer
 from worker.engine.thread import Engine
+from worker.model.adapters import Adapters
 from worker.model.failures import LoadError, explain
 from worker.model.loading import Model, load
 from worker.request import Sampling
@@ -178,6 +180,7 @@ class App:
             self._note_progress(Progress("warmup"))
             state = await self._keep_state(model)
             await self._engine.open(lambda: _warm_batch(model, record, state.cache))
+            mounts = await self._mount(model, state)
         except LoadError:
             raise
         except Exception as error:
@@ -194,6 +197,7 @@ class App:
             feed=self._feed,
             state=state,
             sampling=record.options.sampling,
+            mounts=mounts,
         )
         self._state = self._admin.state = state
         self._engine.chore = state.chore
@@ -221,6 +225,22 @@ class App:
                 load_s=time.monotonic() - started,
             )
         )
+
+    async def _mount(self, model: Model, state: PromptState) -> Mounts:
+        """Load the adapters that the record names. Raises LoadError."""
+        adapters = Adapters(model.network)
+
+        def forget(identity: str) -> None:
+            self._engine.call(lambda: state.cache.forget(identity))
+
+        mounts = Mounts(adapters, self._engine, self._admission, forget)
+        for name, path in self.record.options.adapters.items():
+            try:
+                await mounts.mount(name, path)
+            except PublicError as error:
+                raise LoadError(FailureKind.OTHER, f"adapter {name!r}: {error.message}") from error
+        self._engine.select = adapters.select
+        return mounts
 
     def _embeddings(self, completions: Completions) -> Embeddings | None:
         model = completions.model

@@ -15,6 +15,7 @@ import msgspec
 
 from shared.errors import PublicError, invalid
 from shared.launch import Sampling as SamplingDefaults
+from worker.adapters import Mounts
 from worker.engine.activity import Feed
 from worker.engine.admission import Admission, Lease, Turn
 from worker.engine.prompt_state import PromptState
@@ -52,6 +53,7 @@ class Completions:
         feed: Feed,
         state: PromptState,
         sampling: SamplingDefaults,
+        mounts: Mounts,
     ) -> None:
         self.model_id = model_id
         self.model = model
@@ -60,6 +62,7 @@ class Completions:
         self._feed = feed
         self._state = state
         self._sampling = sampling
+        self.mounts = mounts
         self._numbers = itertools.count(1)
         self._replies: dict[int, Reply] = {}
         # A thread of its own: a long conversation takes a while to render and tokenise. One, because
@@ -104,7 +107,8 @@ class Completions:
             )
         account = Account(new_id(prefix), self._feed)
         ready = asyncio.Event()
-        turns = {number: self._turn(number) for number in itertools.islice(self._numbers, wanted)}
+        adapter = self.mounts.identity(requests[0].adapter)
+        turns = {number: self._turn(number, adapter) for number in itertools.islice(self._numbers, wanted)}
         try:
             if lease is None:
                 for turn in turns.values():
@@ -115,7 +119,7 @@ class Completions:
                 prompt = await self.tokens(request)
                 self._admission.check(len(prompt) + min(self._longest(request, prompt), _FORESEEN))
                 cuts = await self._boundaries(request, prompt)
-                await self._state.restore(prompt, adapter="", session=request.session)
+                await self._state.restore(prompt, adapter=adapter, session=request.session)
                 family = next(self._numbers) if request.n > 1 else None
                 groups.append(
                     [
@@ -274,8 +278,8 @@ class Completions:
             param=param,
         )
 
-    def _turn(self, number: int) -> Turn:
-        return Turn(lambda: self._start(number), lambda: self._length(number))
+    def _turn(self, number: int, adapter: str) -> Turn:
+        return Turn(lambda: self._start(number), lambda: self._length(number), adapter=adapter)
 
     def _reply(
         self,
@@ -301,6 +305,7 @@ class Completions:
             stop_tokens=request.stop_tokens,
             logprobs=request.logprobs,
             family=family,
+            adapter=self.mounts.identity(request.adapter),
             session=request.session,
             boundaries=cuts,
         )

@@ -55,9 +55,12 @@ class Decisions:
     def model_id(self) -> str:
         return self._completions.model_id
 
-    async def decide(self, material: str, questions: Sequence[Question], *, param: str) -> Decided:
-        """`param` is the field of the material. Raises PublicError."""
-        async with self._jobs.open("decisions") as job:
+    async def decide(
+        self, material: str, questions: Sequence[Question], *, param: str, adapter: str | None = None
+    ) -> Decided:
+        """`param` is the field of the material, `adapter` a name. Raises PublicError."""
+        identity = self._completions.mounts.identity(adapter)
+        async with self._jobs.open("decisions", adapter=identity) as job:
             prepared = await self._completions.in_preparation(
                 lambda: self._prepare(material, questions, param)
             )

@@ -100,6 +100,8 @@ class Request(msgspec.Struct, frozen=True):
     """Answers wanted; those after the first have seeds made of the request's."""
     logprobs: int | None = None
     """Alternatives to tell for each token, beside its own log probability; None tells neither."""
+    adapter: str | None = None
+    """The name of the adapter to answer with; None is none."""
     session: str | None = None
     """Names the conversation, so that its state is kept in preference."""
     tools: tuple[dict[str, Any], ...] = ()

@@ -30,7 +30,7 @@ WORKER_FLOORS = (
     ("admin", "api"),
     ("decisions", "embeddings"),
     ("completion",),
-    ("reply",),
+    ("adapters", "reply"),
     ("engine", "text", "model", "gguf"),
     ("request",),
 )

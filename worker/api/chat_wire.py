@@ -76,6 +76,7 @@ class ChatAsked(msgspec.Struct, frozen=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     n: int | None = None
+    adapter: str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None

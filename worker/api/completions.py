@@ -82,7 +82,8 @@ class TextCompletions:
         work = score_prompt(
             completions.model.network, tokens, alternatives=request.logprobs, step=self._prefill_step
         )
-        async with self._jobs.open("prompt_logprobs") as job:
+        adapter = completions.mounts.identity(request.adapter)
+        async with self._jobs.open("prompt_logprobs", adapter=adapter) as job:
             scores = await job.run(work, prompt_tokens=len(tokens))
         texts = completions.texts
         return _Echo(

@@ -40,6 +40,7 @@ class CompletionAsked(msgspec.Struct, frozen=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     n: int | None = None
+    adapter: str | None = None
     logprobs: int | None = None
 
     @property

@@ -78,6 +78,7 @@ WireQuestion = WirePredicate | WireChoice | WireScore
 class DecisionsAsked(msgspec.Struct, frozen=True):
     input: str | list[WireItem]
     questions: list[WireQuestion]
+    adapter: str | None = None
 
 
 class DecisionsRoute:
@@ -92,7 +93,7 @@ class DecisionsRoute:
         check_count(asked.questions, "questions", 1, MAX_QUESTIONS)
         questions = [_question(wire, f"questions[{i}]") for i, wire in enumerate(asked.questions)]
         with exchange.while_connected():
-            decided = await self._decisions.decide(material, questions, param="input")
+            decided = await self._decisions.decide(material, questions, param="input", adapter=asked.adapter)
         answers = [
             _answer(wire, probabilities)
             for wire, probabilities in zip(asked.questions, decided.probabilities, strict=True)

@@ -76,6 +76,8 @@ class SamplingFields(Protocol):
     def ignore_eos(self) -> bool | None: ...
     @property
     def n(self) -> int | None: ...
+    @property
+    def adapter(self) -> str | None: ...
 
 
 def request_fields(asked: SamplingFields) -> dict[str, Any]:
@@ -108,6 +110,7 @@ def request_fields(asked: SamplingFields) -> dict[str, Any]:
         "min_tokens": asked.min_tokens or 0,
         "ignore_eos": bool(asked.ignore_eos),
         "n": asked.n or 1,
+        "adapter": asked.adapter,
     }
 
 

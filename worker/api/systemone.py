@@ -54,6 +54,7 @@ WireQuestion = WireNoul | WireChoice | WireScore
 class SystemOneAsked(msgspec.Struct, frozen=True):
     state: Content
     questions: dict[str, WireQuestion]
+    adapter: str | None = None
 
 
 class SystemOneRoute:
@@ -70,7 +71,7 @@ class SystemOneRoute:
         check_count(asked.questions, "questions", 1, MAX_QUESTIONS)
         questions = [_question(wire, name) for name, wire in asked.questions.items()]
         with exchange.while_connected():
-            decided = await self._decisions.decide(state, questions, param="state")
+            decided = await self._decisions.decide(state, questions, param="state", adapter=asked.adapter)
         answers = {
             name: _answer(wire, probabilities)
             for (name, wire), probabilities in zip(

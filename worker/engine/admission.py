@@ -4,8 +4,8 @@ Pure bookkeeping on the event loop: no tasks, no clocks. Requests and leases sta
 which they came. A lease at its head waits until no row runs, then holds the engine until it is released;
 whatever came after it waits.
 
-A request whose row has no room in memory beside those that run lets later, smaller ones pass, but only so
-many: then all wait until it fits.
+A request whose row has no room in memory beside those that run, or wants another adapter than they have, lets
+later ones pass, but only so many: then all wait until it can run.
 """
 
 from collections import deque
@@ -22,13 +22,16 @@ _PASSES: Final = 16
 
 class Turn:
     """One request's place. `start` is called when a row is free for it; `length` is what it will have, in
-    tokens, as far as can be told now."""
+    tokens, as far as can be told now. `adapter` is the identity of the one it runs with, "" for none."""
 
-    __slots__ = ("length", "passed", "start")
+    __slots__ = ("adapter", "length", "passed", "start")
 
-    def __init__(self, start: Callable[[], None], length: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, start: Callable[[], None], length: Callable[[], int] = lambda: 0, *, adapter: str = ""
+    ) -> None:
         self.start = start
         self.length = length
+        self.adapter = adapter
         self.passed = 0
 
 
@@ -103,6 +106,11 @@ class Admission:
     @property
     def leased(self) -> bool:
         return self._holder is not None
+
+    def using(self, adapter: str) -> int:
+        """Requests in flight that run with this adapter."""
+        waiting = [place for place in self._line if isinstance(place, Turn)]
+        return sum(turn.adapter == adapter for turn in (*self._preparing, *self._running, *waiting))
 
     def admit(self, turn: Turn) -> None:
         """Let a request in; it takes its place in the line with `ready`, or goes with `leave`.
@@ -185,13 +193,17 @@ class Admission:
                 call()
 
     def _next(self) -> Turn | None:
-        """The first in the line that fits beside the running rows."""
+        """The first in the line that can run beside the running rows."""
         passed: list[Turn] = []
         lengths = [turn.length() for turn in self._running]
+        adapter = next((turn.adapter for turn in self._running), None)
         for place in self._line:
             if isinstance(place, Lease):
                 return None
-            if not lengths or self._needs.batch_bytes([*lengths, place.length()]) <= self._room_bytes:
+            alike = adapter is None or place.adapter == adapter
+            if not lengths or (
+                alike and self._needs.batch_bytes([*lengths, place.length()]) <= self._room_bytes
+            ):
                 for earlier in passed:
                     earlier.passed += 1
                 return place

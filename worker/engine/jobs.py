@@ -55,9 +55,9 @@ class _End(Generic[T]):
 class Job:
     """One request's place in the line and its work; see Jobs.open."""
 
-    def __init__(self, jobs: "Jobs", kind: str) -> None:
+    def __init__(self, jobs: "Jobs", kind: str, adapter: str) -> None:
         self.id = f"{kind}-{secrets.token_hex(12)}"
-        self.turn = Turn(self._start)
+        self.turn = Turn(self._start, adapter=adapter)
         self._kind = kind
         self._jobs = jobs
         self._begun = time.monotonic()
@@ -106,6 +106,8 @@ class Job:
 
         def step() -> _End[T] | None:
             engine.steps += 1
+            # Whoever runs beside it has the same one, so this changes it before the first slice at most.
+            engine.select(self.turn.adapter)
             try:
                 next(work)
             except StopIteration as end:
@@ -149,9 +151,12 @@ class Jobs:
         self._open: set[Job] = set()
 
     @asynccontextmanager
-    async def open(self, kind: str) -> AsyncIterator[Job]:
-        """Admit a job; `kind` is for the feed. Raises PublicError 429 and 503 from admission."""
-        job = Job(self, kind)
+    async def open(self, kind: str, *, adapter: str = "") -> AsyncIterator[Job]:
+        """Admit a job; `kind` is for the feed, `adapter` the identity of the one it runs with.
+
+        Raises PublicError 429 and 503 from admission.
+        """
+        job = Job(self, kind, adapter)
         self.admission.admit(job.turn)
         self._open.add(job)
         ending: Literal["stop", "cancelled", "failed"] = "cancelled"

@@ -53,6 +53,8 @@ class Engine:
         self.chore: Callable[[bool], bool] = lambda resting: False
         """Something to do a little of between two steps, and all of while the engine rests. It is called on
         the engine's thread and tells whether there is more of it."""
+        self.select: Callable[[str], None] = lambda adapter: None
+        """Puts the adapter with this identity in place. Called on the engine's thread before each row."""
         self.steps = 0
         """Steps taken since the start. Written by the engine's thread, read by anyone."""
         self.kv_bytes = 0
@@ -98,6 +100,7 @@ class Engine:
         def command() -> None:
             assert self._batch is not None
             try:
+                self.select(row.adapter)
                 self._batch.insert(row)
             except Exception:
                 log.exception("row %d could not be started", row.id)

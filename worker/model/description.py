@@ -19,6 +19,15 @@ UNBOUNDED_CONTEXT: Final = 131_072
 """For models that name no length, such as pure state-space models."""
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty when there is no such file or no object in it."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def context_window(config: dict[str, Any], limit: int | None) -> int:
     """Tokens of prompt and completion together: the model's own, or `limit` if that is less."""
     own = UNBOUNDED_CONTEXT
@@ -41,12 +50,7 @@ def logits_width(config: dict[str, Any]) -> int:
 
 def sampling_defaults(directory: Path) -> Sampling:
     """The sampling values of generation_config.json that are usable; none when there is no such file."""
-    try:
-        found = json.loads((directory / "generation_config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return Sampling()
-    if not isinstance(found, dict):
-        return Sampling()
+    found = read_json(directory / "generation_config.json")
 
     def number(name: str, low: float, high: float) -> Any:
         value = found.get(name)

@@ -4,7 +4,6 @@ Any decoder has hidden states, but only those of a model that was trained for it
 a folder must declare it: by the files of sentence-transformers, by a headless architecture, or by its name.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -13,6 +12,7 @@ import mlx.core as mx
 import msgspec
 
 from shared.status import FailureKind
+from worker.model.description import read_json
 from worker.model.failures import LoadError
 
 Pooling = Literal["last", "mean"]
@@ -49,8 +49,8 @@ def embedding_of(directory: Path, config: dict[str, Any]) -> Embedding | None:
             FailureKind.UNSUPPORTED,
             f"embedding models of type {config.get('model_type')} that read both ways are not supported",
         )
-    pooling = _pooling(_read(directory / "1_Pooling" / "config.json"))
-    prompts = _read(directory / "config_sentence_transformers.json").get("prompts")
+    pooling = _pooling(read_json(directory / "1_Pooling" / "config.json"))
+    prompts = read_json(directory / "config_sentence_transformers.json").get("prompts")
     if not isinstance(prompts, dict):
         prompts = {}
     size = config.get("hidden_size") or (config.get("text_config") or {}).get("hidden_size")
@@ -103,11 +103,3 @@ def classes_for_headless(classes: Callable[..., Any]) -> Callable[[dict[str, Any
         return Body, arguments
 
     return adapted
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
