@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple, Protocol
 
 from shared.errors import Api, PublicError
-from shared.http_exchange import Exchange
 from supervisor.catalog.catalog import ModelEntry
+from supervisor.http.exchange import Exchange
 from supervisor.workers.upstream import Upstream, UpstreamError, UpstreamResponse
 
 FORWARDED: Final = frozenset(

@@ -17,7 +17,6 @@ import uvloop
 
 from shared import __version__
 from shared.errors import PublicError
-from shared.http_server import HttpServer
 from shared.importing import ImportProgress
 from shared.sockets import SocketPathError, bind_private, unlink_quietly
 from supervisor.catalog.catalog import Catalog
@@ -25,6 +24,7 @@ from supervisor.catalog.importing import ModelImportError, import_model
 from supervisor.catalog.starter import STARTER_ID, STARTER_PACKAGE, find_starter
 from supervisor.front.app import Front
 from supervisor.home import Home, HomeError
+from supervisor.http.server import HttpServer
 from supervisor.routes.loading import Routes
 from supervisor.routes.parts import Parts
 from supervisor.settings import Settings, SettingsError, StartOptions, load_settings

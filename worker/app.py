@@ -15,8 +15,6 @@ import mlx.core as mx
 
 from shared import __version__
 from shared.errors import PublicError
-from shared.http_exchange import ClientGone
-from shared.http_server import HttpServer
 from shared.launch import LaunchRecord
 from shared.sockets import SocketPathError, bind_private, is_own_peer, unlink_quietly
 from shared.status import ExitCode, Failed, FailureKind, Memory, Progress, Ready, Status
@@ -26,7 +24,7 @@ from worker.api.chat import Chat
 from worker.api.completions import TextCompletions
 from worker.api.decisions import DecisionsRoute
 from worker.api.embeddings import EmbeddingsRoute
-from worker.api.exchange import Exchange
+from worker.api.exchange import ClientGone, Exchange
 from worker.api.models import Models
 from worker.api.systemone import SystemOneRoute
 from worker.completion import Completions
@@ -48,13 +46,14 @@ from worker.model.adapters import Adapters
 from worker.model.failures import LoadError, explain
 from worker.model.loading import Model, load
 from worker.request import Sampling
+from worker.serving import WorkerServer
 
 log = logging.getLogger(__name__)
 
 Say = Callable[[Status], None]
 Route = Callable[[Exchange], Awaitable[None]]
 
-KEEP_ALIVE_S: Final = 120.0
+KEEP_ALIVE_S: Final = 120
 """Longer than the supervisor keeps idle connections, so that it never sends on one we are closing."""
 STOP_GRACE_S: Final = 2.0
 """What open answers get after SIGTERM; the supervisor drains first and kills 3 s after the signal."""
@@ -125,7 +124,7 @@ class App:
         except SocketPathError as error:
             return self._fail(FailureKind.SOCKET, str(error))
         self._bound(path)
-        server = HttpServer(self, [listener], keep_alive_s=KEEP_ALIVE_S, accept=_is_ours)
+        server = WorkerServer(self, listener, keep_alive_s=KEEP_ALIVE_S, accept=_is_ours)
         await server.start()
         try:
             return await self._serve()

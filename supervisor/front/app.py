@@ -9,10 +9,10 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from shared.errors import Api, PublicError
-from shared.http_exchange import AsgiApp, ClientGone, Exchange, Message, send_answer, send_error
 from supervisor.catalog.catalog import Catalog
 from supervisor.front.access import Access, Fields, Headers, fields_of, preflight
 from supervisor.front.body import open_envelope, read_body
+from supervisor.http.exchange import AsgiApp, ClientGone, Exchange, Message, send_answer, send_error
 from supervisor.relay import FORWARDED, Forwarded, Slots, forward
 from supervisor.routes.health import health_of
 from supervisor.routes.parts import Residents

@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from shared.errors import PublicError, invalid
-from shared.http_exchange import ClientGone
 from shared.sizes import format_size
+from supervisor.http.exchange import ClientGone
 
 _SLICE_BYTES: Final = 1 << 20
 

@@ -8,7 +8,7 @@ import asyncio
 import gc
 from typing import TYPE_CHECKING, Any
 
-from shared.http_exchange import ClientGone, Exchange
+from supervisor.http.exchange import ClientGone, Exchange
 from supervisor.routes.parts import Parts
 
 if TYPE_CHECKING:

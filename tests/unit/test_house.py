@@ -22,7 +22,7 @@ SUPERVISOR_FLOORS = (
     ("workers",),
     ("catalog",),
     ("settings", "history", "system", "console"),
-    ("telemetry", "home"),
+    ("telemetry", "home", "http"),
 )
 WORKER_FLOORS = (
     ("__main__",),
@@ -30,9 +30,9 @@ WORKER_FLOORS = (
     ("admin", "api"),
     ("decisions", "embeddings"),
     ("completion",),
-    ("adapters", "reply"),
-    ("engine", "text", "model", "gguf"),
-    ("request",),
+    ("adapters", "guides", "reply"),
+    ("engine", "text", "model", "gguf", "request"),
+    ("serving",),
 )
 
 

@@ -1,17 +1,21 @@
 """One HTTP request and its answer, on raw ASGI."""
 
+import asyncio
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Any, Final
 
 from shared import sse
 from shared.errors import PublicError
-from shared.http_exchange import ClientGone, WhileConnected
-from shared.http_exchange import Exchange as Connection
 
 BODY_LIMIT_BYTES: Final = 256 * 2**20
 """A last wall; the supervisor's own limit is lower."""
 
 Headers = Sequence[tuple[bytes, bytes]]
+
+
+class ClientGone(Exception):  # noqa: N818  # nothing went wrong here
+    """Raised in a task whose client disconnected. Nobody is left to be told."""
 
 
 class Exchange:
@@ -20,7 +24,6 @@ class Exchange:
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self._connection = Connection.of(scope)
         self._receive = receive
         self._send = send
         self.started = False
@@ -46,18 +49,21 @@ class Exchange:
             self._body = b"".join(pieces)
         return self._body
 
-    def while_connected(self) -> WhileConnected:
-        """Run a block; when the client disconnects, stop it wherever it waits and raise ClientGone."""
-        return self._connection.while_connected()
+    def while_connected(self) -> "WhileConnected":
+        """Run a block; when the client disconnects, stop it wherever it waits and raise ClientGone.
+
+        The body must have been read: what comes of the client now is watched for its end only.
+        """
+        return WhileConnected(self, self._receive)
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
-    async def start_events(self) -> None:
+    async def start_events(self, headers: Headers = ()) -> None:
         """Begin an event stream; from here on an error is its last event."""
         self.streaming = True
-        await self.start(200, sse.HEADERS)
+        await self.start(200, [*sse.HEADERS, *headers])
 
     async def write(self, data: bytes) -> None:
         """Some of the answer. Waits while the client reads too slowly."""
@@ -86,3 +92,36 @@ class Exchange:
 
 
 _JSON: Final = (b"content-type", b"application/json")
+
+
+class WhileConnected:
+    """See `Exchange.while_connected`."""
+
+    def __init__(self, exchange: Exchange, receive: Any) -> None:
+        self._exchange = exchange
+        self._receive = receive
+        self._block: asyncio.Task[Any] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._cancelled = False
+
+    def __enter__(self) -> None:
+        self._block = asyncio.current_task()
+        self._watch = asyncio.create_task(self._watch_client())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._watch is not None and self._block is not None
+        self._watch.cancel()
+        # Somebody else may want the task gone as well; then that goes first.
+        still_cancelled = self._cancelled and self._block.uncancel()
+        if self._cancelled and not still_cancelled and kind is asyncio.CancelledError:
+            raise ClientGone from None
+
+    async def _watch_client(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        # uvicorn tells the end of the answer in the same way.
+        if not self._exchange.finished and self._block is not None:
+            self._cancelled = True
+            self._block.cancel()

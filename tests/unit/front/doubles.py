@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.errors import PublicError
-from shared.http_reader import Limits
-from shared.http_server import HttpServer
 from supervisor.catalog.catalog import Catalog, ModelEntry
 from supervisor.front.app import Front
 from supervisor.home import Home
+from supervisor.http.reader import Limits
+from supervisor.http.server import HttpServer
 from supervisor.routes.loading import Routes
 from supervisor.routes.parts import Parts
 from supervisor.settings import ModelSettings, ServerSettings, Settings

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import PublicError
-from shared.http_exchange import ClientGone
 from supervisor.front.body import open_envelope, read_body
+from supervisor.http.exchange import ClientGone
 
 
 def refusal(body: bytes) -> PublicError:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shared.errors import PublicError
-from shared.http_reader import Limits
+from supervisor.http.reader import Limits
 from supervisor.settings import ServerSettings
 from tests.fixtures.wire import Answer, Wire, connected
 from tests.unit.front.doubles import (

@@ -139,7 +139,7 @@ def test_starting_imports_nothing_that_can_wait() -> None:
     """The supervisor must listen within half a second; FastAPI alone takes as much."""
     late = {"fastapi", "starlette", "pydantic", "uvicorn", "httpx", "click", "numpy"}
     code = (
-        "import sys, supervisor.front.app, supervisor.routes.loading, shared.http_server;"
+        "import sys, supervisor.front.app, supervisor.routes.loading, supervisor.http.server;"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,18 +1,16 @@
-"""An HTTP/1.1 server on listening sockets that we bound ourselves.
+"""The supervisor's HTTP/1.1 server: the public port and the control socket, on sockets bound by ourselves.
 
-Not uvicorn: its protocol has no limits on heads and slow clients, does not tell a running request of a
-disconnect when another one is pipelined behind it, loses the body of a request that offers an upgrade, and
-its imports would be a third of the supervisor's start.
+Not uvicorn, which serves the workers' private sockets: its protocol has no limits on heads and slow clients,
+does not tell a running request of a disconnect when another one is pipelined behind it, loses the body of a
+request that offers an upgrade, and its imports would be a third of the supervisor's start.
 """
 
 import asyncio
 import socket
-from collections.abc import Callable
-from typing import Any
 
-from shared.http_connection import HttpConnection, Registry
-from shared.http_exchange import AsgiApp
-from shared.http_reader import Limits
+from supervisor.http.connection import HttpConnection, Registry
+from supervisor.http.exchange import AsgiApp
+from supervisor.http.reader import Limits
 
 _FAREWELL_S = 1.0
 """What applications that were cut get to clean up after themselves."""
@@ -21,8 +19,7 @@ _FAREWELL_S = 1.0
 class HttpServer:
     """Serves `app` on `sockets`, which it owns from here on.
 
-    `keep_alive_s` is how long an idle connection is kept; `limits` has more. `accept` looks at a new
-    connection's socket and says whether to serve it.
+    `keep_alive_s` is how long an idle connection is kept; `limits` has more.
     """
 
     def __init__(
@@ -32,10 +29,8 @@ class HttpServer:
         *,
         keep_alive_s: float,
         limits: Limits | None = None,
-        accept: Callable[[Any], bool] | None = None,
     ) -> None:
         self._sockets = sockets
-        self._accept = accept
         self._registry = Registry(app, keep_alive_s, limits or Limits())
         self._servers: list[asyncio.Server] = []
 
@@ -44,7 +39,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
 
         def connected() -> asyncio.Protocol:
-            return HttpConnection(self._registry, self._accept)
+            return HttpConnection(self._registry)
 
         for sock in self._sockets:
             self._servers.append(await loop.create_server(connected, sock=sock, backlog=1024))

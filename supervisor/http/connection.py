@@ -6,11 +6,10 @@ import math
 import select
 import urllib.parse
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from shared.errors import PublicError
-from shared.http_exchange import (
+from supervisor.http.exchange import (
     EXTENSION,
     HIGH_WATER_BYTES,
     AsgiApp,
@@ -19,7 +18,7 @@ from shared.http_exchange import (
     send_error,
     status_line,
 )
-from shared.http_reader import Head, Limits, Reading, Refusal, RequestReader
+from supervisor.http.reader import Head, Limits, Reading, Refusal, RequestReader
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +46,9 @@ class HttpConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, registry: Registry, accept: Callable[[Any], bool] | None = None) -> None:
+    def __init__(self, registry: Registry) -> None:
         self.blocked: asyncio.Future[None] | None = None
         self._registry = registry
-        self._accept = accept
         self.loop = asyncio.get_running_loop()
         self._reader = RequestReader(self, registry.limits)
         self._exchanges: deque[Exchange] = deque()
@@ -71,10 +69,6 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        if self._accept is not None and not self._accept(transport.get_extra_info("socket")):
-            self._deaf = True
-            self.transport.abort()
-            return
         client = transport.get_extra_info("peername")
         if isinstance(client, tuple):
             self._client = (client[0], client[1])
