@@ -33,7 +33,7 @@ from supervisor.system.listener import PortError, bind_public, public_url
 from supervisor.system.systemd import Notifier
 from supervisor.telemetry.events import Events
 from supervisor.telemetry.logs import Logs
-from supervisor.workers.pool import Pool
+from supervisor.workers.pool import WORKER_COMMAND, Pool
 
 KEEP_ALIVE_S = 120.0
 """Longer than clients and proxies keep an idle connection (Go's 90 s are the longest of the common ones), so
@@ -48,7 +48,7 @@ class Refused(Exception):  # noqa: N818  # a refusal, as the CLI words it
     """Raised when the program can't start. The message is for people; the cause tells the kind."""
 
 
-def run(options: StartOptions, *, worker_command: Sequence[str] = (sys.executable, "-m", "worker")) -> int:
+def run(options: StartOptions, *, worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     """Serve until a signal or the control surface says stop; returns the exit status. Raises Refused."""
     with contextlib.ExitStack() as stack:
         notifier = Notifier.from_environ()

@@ -32,6 +32,8 @@ from supervisor.workers.sockets import SocketFiles
 from supervisor.workers.view import EngineView, SpareView, SupervisorView, WorkerView
 from supervisor.workers.watch import drop, first
 
+WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "worker")
+"""-P: a folder named `worker` where the supervisor happens to be started is none of our program."""
 _LONGEST_TIMER_S: Final = 86_400.0
 _UNKILLABLE_S: Final = 2.0
 """Past every grace: how long a process may take to die of SIGKILL before we end without it."""
@@ -47,7 +49,7 @@ class Pool:
         settings: Settings,
         catalog: Catalog,
         events: Events,
-        worker_command: Sequence[str] = (sys.executable, "-m", "worker"),
+        worker_command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
         self._home = home
         self._settings = settings
