@@ -39,7 +39,7 @@ from worker.engine.jobs import Jobs
 from worker.engine.prompt_state import PromptState
 from worker.engine.thread import Engine
 from worker.request import Asked, Message, Request
-from worker.text.events import Finished, TextDelta
+from worker.text.events import Finished, FinishReason, TextDelta
 
 NDJSON: Final = ((b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store"))
 MAX_MEMORY_INPUTS: Final = 64
@@ -177,7 +177,8 @@ class Admin:
                 async for events in reply.batches():
                     text += "".join(event.text for event in events if isinstance(event, TextDelta))
                     if isinstance(end := events[-1], Finished):
-                        return MemoryOutput(text, end.reason, end.usage.prompt, end.usage.completion)
+                        reason: FinishReason = "length" if end.reason == "length" else "stop"
+                        return MemoryOutput(text, reason, end.usage.prompt, end.usage.completion)
             raise AssertionError("a reply ends with Finished or an error")
 
         try:

@@ -22,6 +22,7 @@ from worker.engine.prompt_state import PromptState
 from worker.engine.rows import Report, Row
 from worker.engine.sampling import seed_of
 from worker.engine.thread import Engine
+from worker.guides import Guide, Guides
 from worker.model.loading import Model
 from worker.reply import Account, Choices, Reply
 from worker.request import Request, resolve
@@ -36,6 +37,8 @@ _FORESEEN: Final = 2048
 """Tokens of an answer that memory is kept free for, when it may be longer: few answers are."""
 _AHEAD: Final = 256
 """Tokens that an answer which became longer is still expected to have."""
+_TAIL: Final = 16
+"""Tokens at the end of a prompt that tell how the answer begins."""
 _NORMALISED: Final = 4
 """Characters that a tokenizer may make one of, at most."""
 
@@ -68,6 +71,7 @@ class Completions:
         # A thread of its own: a long conversation takes a while to render and tokenise. One, because
         # tokenizers change their state while they work.
         self._preparation = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self._guides = Guides(model, engine, self.in_preparation)
         self._turns: dict[int, Turn] = {}
         self.texts = TokenTexts(model.tokenizer, model.detokenizers)
 
@@ -115,16 +119,30 @@ class Completions:
                     self._admission.admit(turn)
             numbers = iter(turns)
             groups = []
-            for request in requests:
+            warnings = []
+            for asked in requests:
+                guide = await self._guides.prepare(asked)
+                request = guide.request
+                if guide.warning is not None:
+                    warnings.append(guide.warning)
                 prompt = await self.tokens(request)
                 self._admission.check(len(prompt) + min(self._longest(request, prompt), _FORESEEN))
                 cuts = await self._boundaries(request, prompt)
                 await self._state.restore(prompt, adapter=adapter, session=request.session)
+                end = await self._end(prompt) if guide.reads_prompt else ""
                 family = next(self._numbers) if request.n > 1 else None
                 groups.append(
                     [
                         self._reply(
-                            number, request, prompt, account, ready, index=index, family=family, cuts=cuts
+                            number,
+                            guide,
+                            prompt,
+                            end,
+                            account,
+                            ready,
+                            index=index,
+                            family=family,
+                            cuts=cuts,
                         )
                         for index, number in enumerate(itertools.islice(numbers, request.n))
                     ]
@@ -133,7 +151,7 @@ class Completions:
             for turn in turns.values():
                 self._admission.leave(turn)
             raise
-        choices = Choices(groups, ready)
+        choices = Choices(groups, ready, warnings)
         for reply in choices.replies:
             self._replies[reply.row.id] = reply
         self._turns.update(turns)
@@ -191,6 +209,7 @@ class Completions:
             self._leave(row)
 
     def close(self) -> None:
+        self._guides.close()
         self._preparation.shutdown(wait=False, cancel_futures=True)
 
     async def in_preparation(self, work: Callable[[], T]) -> T:
@@ -207,6 +226,11 @@ class Completions:
         pieces = [detokenizer.push(token) for token in tokens]
         offsets = [0, *itertools.accumulate(map(len, pieces))]
         return [*pieces, detokenizer.flush()], offsets[: len(tokens)]
+
+    async def _end(self, prompt: list[int]) -> str:
+        """The text that a prompt ends with."""
+        tail = prompt[-_TAIL:]
+        return str(await self.in_preparation(lambda: self.model.tokenizer.decode(tail)))
 
     async def _boundaries(self, request: Request, prompt: list[int]) -> tuple[int, ...]:
         """Where the prompt's state should be kept, for a model whose state can't be cut back."""
@@ -284,8 +308,9 @@ class Completions:
     def _reply(
         self,
         number: int,
-        request: Request,
+        guide: Guide,
         prompt: list[int],
+        prompt_end: str,
         account: Account,
         ready: asyncio.Event,
         *,
@@ -293,7 +318,7 @@ class Completions:
         family: int | None,
         cuts: tuple[int, ...],
     ) -> Reply:
-        model = self.model
+        model, request = self.model, guide.request
         sampling = resolve(request.sampling, self._sampling, model.sampling)
         row = Row(
             id=number,
@@ -301,9 +326,11 @@ class Completions:
             max_tokens=self._longest(request, prompt),
             sampling=msgspec.structs.replace(sampling, seed=seed_of(sampling.seed, index)),
             min_tokens=request.min_tokens,
-            ignore_eos=request.ignore_eos,
+            # A grammar that has nothing left to say must be able to end.
+            ignore_eos=request.ignore_eos and guide.compiled is None,
             stop_tokens=request.stop_tokens,
             logprobs=request.logprobs,
+            control=guide.control(prompt_end),
             family=family,
             adapter=self.mounts.identity(request.adapter),
             session=request.session,
@@ -316,6 +343,8 @@ class Completions:
             min_tokens=request.min_tokens,
             stop_tokens=request.stop_tokens,
             texts=self.texts if request.logprobs is not None else None,
+            splitter=guide.splitter(prompt_end),
+            one_call=request.one_call,
         )
         return Reply(row=row, assembler=assembler, cancel=self._drop, account=account, ready=ready)
 

@@ -165,7 +165,7 @@ class Reply:
             self._ready.set()
             last = events[-1]
             if isinstance(last, Finished):
-                self.end(last.reason)
+                self.end("stop" if last.reason == "tool_calls" else last.reason)
         return self.over
 
     def fail(self, error: PublicError) -> None:
@@ -186,9 +186,13 @@ class Reply:
 class Choices:
     """The answers of one request as they come: those to its first prompt, then those to the next."""
 
-    def __init__(self, groups: Sequence[Sequence[Reply]], ready: asyncio.Event) -> None:
+    def __init__(
+        self, groups: Sequence[Sequence[Reply]], ready: asyncio.Event, warnings: Sequence[str] = ()
+    ) -> None:
         self.groups = groups
         """By prompt."""
+        self.warnings = warnings
+        """Values of `Warning` headers: what of the request is not done as asked."""
         self.replies = [reply for group in groups for reply in group]
         self._ready = ready
         self._usages: dict[int, Usage] = {}

@@ -5,6 +5,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from shared.launch import Sampling as SamplingDefaults
+from worker.text.grammar.spec import Spec
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -29,6 +30,8 @@ class Message(msgspec.Struct, frozen=True):
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    reasoning: str | None = None
+    """What the model thought before it said this."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -105,6 +108,16 @@ class Request(msgspec.Struct, frozen=True):
     session: str | None = None
     """Names the conversation, so that its state is kept in preference."""
     tools: tuple[dict[str, Any], ...] = ()
+    """The functions it may call."""
+    calls: Literal["auto", "required"] = "auto"
+    named_tool: str | None = None
+    """The function that must be called, when one is required."""
+    one_call: bool = False
+    """The answer ends with its first call."""
+    structure: Spec | None = None
+    """What the answer has to look like."""
+    max_reasoning_tokens: int | None = None
+    """Thinking is ended after so many tokens; None leaves it to the model."""
     template_arguments: dict[str, Any] = {}
 
 

@@ -1,26 +1,32 @@
 """`POST /v1/chat/completions`.
 
-Source: OpenAI's API reference, "The chat completion object" and "The chat completion chunk object".
+Source: OpenAI's API reference, "The chat completion object" and "The chat completion chunk object". Reasoning
+comes under both names that clients know, `reasoning_content` and `reasoning`. `malformed_tool_call` is there,
+and true, where the content has a tool call that does not parse, as the model wrote it.
 `stop_reason` beside `finish_reason` is the stop sequence or token id of the request's that was matched, under
 the name that vLLM gives it.
 """
 
-from typing import Any
+import itertools
+from typing import Any, Final
 
 import orjson
 
 from shared import sse
 from worker.api.chat_wire import ChatAsked, to_request
-from worker.api.exchange import Exchange
+from worker.api.exchange import Exchange, Headers
+from worker.api.session import in_session
 from worker.api.usage import usage_object
 from worker.api.validation import decode
 from worker.completion import Completions
 from worker.reply import Choices
 from worker.text.events import Finished, ReplyEvent, TextDelta
 from worker.text.logprobs import Likelihood, TokenLikelihood, spelled
+from worker.text.pieces import CallArguments, CallBegan, CallCut, CallEnded, CallVoided, Reasoning
 
 UNLIKELY = -9999.0
 """JSON has no infinity; OpenAI says that this stands for it."""
+_MALFORMED: Final = {"malformed_tool_call": True}
 
 
 class Chat:
@@ -32,7 +38,7 @@ class Chat:
 
     async def __call__(self, exchange: Exchange) -> None:
         asked = decode(await exchange.body(), ChatAsked)
-        request = to_request(asked)
+        request = in_session(to_request(asked), exchange)
         opened = self._completions.open_all([request], prefix="chatcmpl", stream=bool(asked.stream))
         with exchange.while_connected():
             async with opened as choices:
@@ -54,7 +60,7 @@ class Chat:
             ],
             "usage": usage_object(choices.usage),
         }
-        await exchange.answer(200, orjson.dumps(body))
+        await exchange.answer(200, orjson.dumps(body), _warnings(choices))
 
     async def _stream(self, exchange: Exchange, choices: Choices, asked: ChatAsked) -> None:
         head = self._head(choices, "chat.completion.chunk")
@@ -66,7 +72,7 @@ class Chat:
         async for batch in choices.batches():
             if not exchange.started:
                 # Not before the first token: until then an error can still be a status.
-                await exchange.start_events()
+                await exchange.start_events(_warnings(choices))
             await exchange.write(b"".join([streams[index].say(events) for index, events in batch]))
         data = b""
         if asked.wants_usage:
@@ -89,26 +95,70 @@ class _Answer:
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, _Call] = {}
+        self._malformed = False
         self._logprobs: list[dict[str, Any]] = []
         self._end: Finished | None = None
 
     def take(self, events: list[ReplyEvent]) -> None:
         for event in events:
-            if isinstance(event, TextDelta):
-                self._pieces.append(event.text)
-                self._logprobs += map(_token, event.logprobs)
-            else:
-                self._end = event
+            match event:
+                case TextDelta():
+                    self._pieces.append(event.text)
+                    self._logprobs += map(_token, event.logprobs)
+                    self._malformed |= event.flagged
+                case Reasoning():
+                    self._reasoning.append(event.text)
+                case CallBegan():
+                    self._calls[event.index] = _Call(event.id, event.name)
+                case CallArguments():
+                    self._calls[event.index].arguments += event.delta
+                case CallVoided():
+                    del self._calls[event.index]
+                case CallEnded() | CallCut():
+                    # One that was cut is told as far as it came, as OpenAI does.
+                    pass
+                case Finished():
+                    self._end = event
 
     def choice(self, index: int, *, with_logprobs: bool) -> dict[str, Any]:
         end = self._end
         assert end is not None
+        text = "".join(self._pieces)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if self._calls and not text else text,
+            "refusal": None,
+        }
+        if self._reasoning:
+            message |= _reasoning("".join(self._reasoning))
+        if self._calls:
+            message["tool_calls"] = [call.object() for call in self._calls.values()]
+        if self._malformed:
+            message |= _MALFORMED
         return {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(self._pieces), "refusal": None},
+            "message": message,
             "logprobs": {"content": self._logprobs, "refusal": None} if with_logprobs else None,
             "finish_reason": end.reason,
             "stop_reason": end.stop,
+        }
+
+
+class _Call:
+    """A tool call, gathered."""
+
+    def __init__(self, call_id: str, name: str) -> None:
+        self._id = call_id
+        self._name = name
+        self.arguments = ""
+
+    def object(self) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "function",
+            "function": {"name": self._name, "arguments": self.arguments},
         }
 
 
@@ -127,21 +177,46 @@ class _Stream:
         self._before, self._after = self._chunk({"content": "\0"}).split(b'"\\u0000"')
 
     def say(self, events: list[ReplyEvent]) -> bytes:
-        data = b""
+        data = []
         if not self._begun:
-            data = self._chunk({"role": "assistant", "content": "", "refusal": None})
+            data.append(self._chunk({"role": "assistant", "content": "", "refusal": None}))
             self._begun = True
-        deltas = [event for event in events if isinstance(event, TextDelta)]
-        text = "".join([event.text for event in deltas])
-        if text and self._with_logprobs:
-            tokens = [_token(token) for event in deltas for token in event.logprobs]
-            data += self._chunk({"content": text}, logprobs={"content": tokens, "refusal": None})
-        elif text:
-            data += self._before + orjson.dumps(text) + self._after
-        last = events[-1]
-        if isinstance(last, Finished):
-            data += self._chunk({}, last.reason, stop_reason=last.stop)
-        return data
+        for _, group in itertools.groupby(events, _kind):
+            data.append(self._say_alike(list(group)))
+        return b"".join(data)
+
+    def _say_alike(self, events: list[ReplyEvent]) -> bytes:
+        """Events of one kind, as one chunk."""
+        match events[0]:
+            case TextDelta(flagged=flagged):
+                return self._content([event for event in events if isinstance(event, TextDelta)], flagged)
+            case Reasoning():
+                return self._chunk(
+                    _reasoning("".join([event.text for event in events if isinstance(event, Reasoning)]))
+                )
+            case CallBegan(index, call_id, name):
+                function = {"name": name, "arguments": ""}
+                return self._call({"index": index, "id": call_id, "type": "function", "function": function})
+            case CallArguments(index):
+                pieces = [event.delta for event in events if isinstance(event, CallArguments)]
+                return self._call({"index": index, "function": {"arguments": "".join(pieces)}})
+            case Finished(reason, stop=stop):
+                return self._chunk({}, reason, stop_reason=stop)
+        # The end of a call says nothing; that it does not parse is said with its text.
+        return b""
+
+    def _content(self, events: list[TextDelta], flagged: bool) -> bytes:
+        text = "".join([event.text for event in events])
+        delta = {"content": text, **(_MALFORMED if flagged else {})}
+        if self._with_logprobs:
+            tokens = [_token(token) for event in events for token in event.logprobs]
+            return self._chunk(delta, logprobs={"content": tokens, "refusal": None})
+        if flagged:
+            return self._chunk(delta)
+        return self._before + orjson.dumps(text) + self._after
+
+    def _call(self, call: dict[str, Any]) -> bytes:
+        return self._chunk({"tool_calls": [call]})
 
     def _chunk(
         self,
@@ -159,6 +234,25 @@ class _Stream:
             **more,
         }
         return sse.event(orjson.dumps({**self._head, "choices": [choice], **self._usage}))
+
+
+def _kind(event: ReplyEvent) -> tuple[object, ...]:
+    """Neighbours of the same kind can be told together."""
+    match event:
+        case TextDelta():
+            return (TextDelta, event.flagged)
+        case CallBegan() | CallArguments():
+            return (type(event), event.index)
+    return (type(event),)
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _warnings(choices: Choices) -> Headers:
+    """Source: RFC 7234, section 5.5."""
+    return [(b"warning", text.encode()) for text in choices.warnings]
 
 
 def _token(token: TokenLikelihood) -> dict[str, Any]:

@@ -1,20 +1,30 @@
 """The body of `POST /v1/chat/completions`, and how it becomes a Request.
 
-Source: OpenAI's API reference, "Create chat completion". Unknown fields are ignored; a known field that asks
-for what is not there yet is refused, because ignoring it would give a wrong answer.
+Sources: OpenAI's API reference, "Create chat completion"; vLLM's documentation for the `guided_` fields,
+`structured_outputs` and `chat_template_kwargs`. Unknown fields are ignored.
 """
 
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
 from shared.errors import invalid
 from worker.api.sampling_wire import MAX_ALTERNATIVES, request_fields
+from worker.api.tools_wire import calling
 from worker.api.validation import check_range
 from worker.request import Message, Request, Role, ToolCall
+from worker.text.grammar.spec import spec_of
 from worker.text.template import check_arguments
 
 _ROLES: Final = get_args(Role)
+_STRUCTURES: Final = (
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+)
 
 
 class WirePart(msgspec.Struct, frozen=True):
@@ -41,14 +51,12 @@ class WireMessage(msgspec.Struct, frozen=True):
     name: str | None = None
     tool_calls: list[WireToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True):
-    type: str
 
 
 class ChatAsked(msgspec.Struct, frozen=True):
@@ -77,11 +85,21 @@ class ChatAsked(msgspec.Struct, frozen=True):
     stop_token_ids: list[int] | None = None
     n: int | None = None
     adapter: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    max_reasoning_tokens: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -96,26 +114,33 @@ def to_request(asked: ChatAsked) -> Request:
     chosen = request_fields(asked)
     check_range(asked.max_tokens, "max_tokens", 1, float("inf"))
     check_range(asked.max_completion_tokens, "max_completion_tokens", 1, float("inf"))
-    _refuse_unsupported(asked)
-    arguments = asked.chat_template_kwargs or {}
-    check_arguments(arguments, "chat_template_kwargs")
+    check_range(asked.max_reasoning_tokens, "max_reasoning_tokens", 0, float("inf"))
+    check_arguments(asked.chat_template_kwargs or {}, "chat_template_kwargs")
+    tools = calling(asked.tools, asked.tool_choice)
     return Request(
         messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(asked.messages)),
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
         logprobs=_alternatives(asked),
-        tools=tuple(asked.tools or ()) if asked.tool_choice != "none" else (),
-        template_arguments=arguments,
+        tools=tools.tools,
+        calls=tools.calls,
+        named_tool=tools.named,
+        # Whoever names a function wants one call of it.
+        one_call=asked.parallel_tool_calls is False or tools.named is not None,
+        structure=spec_of({name: getattr(asked, name) for name in _STRUCTURES}),
+        # Some templates think whatever they are told.
+        max_reasoning_tokens=0 if asked.reasoning_effort == "none" else asked.max_reasoning_tokens,
+        template_arguments={**_thinking(asked.reasoning_effort), **(asked.chat_template_kwargs or {})},
         **chosen,
     )
 
 
-def _refuse_unsupported(asked: ChatAsked) -> None:
-    if asked.response_format is not None and asked.response_format.type != "text":
-        raise invalid(
-            "`response_format.type` must be text.", param="response_format.type", code="unsupported_value"
-        )
-    if asked.tool_choice not in (None, "none", "auto"):
-        raise invalid("`tool_choice` must be none or auto.", param="tool_choice", code="unsupported_value")
+def _thinking(effort: str | None) -> dict[str, Any]:
+    """Template arguments under the names that templates have for it."""
+    if effort is None:
+        return {}
+    if effort == "none":
+        return {"enable_thinking": False, "thinking": False}
+    return {"enable_thinking": True, "thinking": True, "reasoning_effort": effort}
 
 
 def _alternatives(asked: ChatAsked) -> int | None:
@@ -142,6 +167,7 @@ def _message(wire: WireMessage, param: str) -> Message:
             for call in wire.tool_calls or ()
         ),
         tool_call_id=wire.tool_call_id,
+        reasoning=wire.reasoning_content or wire.reasoning or None,
     )
 
 

@@ -13,6 +13,7 @@ import orjson
 from shared import sse
 from worker.api.completions_wire import CompletionAsked, to_requests
 from worker.api.exchange import Exchange
+from worker.api.session import in_session
 from worker.api.usage import usage_object
 from worker.api.validation import decode
 from worker.completion import Completions, new_id
@@ -49,7 +50,7 @@ class TextCompletions:
 
     async def __call__(self, exchange: Exchange) -> None:
         asked = decode(await exchange.body(), CompletionAsked)
-        requests = to_requests(asked)
+        requests = [in_session(request, exchange) for request in to_requests(asked)]
         with exchange.while_connected():
             echoes: list[_Echo | None] = [None] * len(requests)
             if asked.echo:
@@ -173,7 +174,7 @@ class _Answer:
                 text += event.text
                 for token in event.logprobs:
                     logprobs.add(token, self._shift)
-            else:
+            elif isinstance(event, Finished):
                 end = event
         return {
             "index": self._index,

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, StopSequences
+from mlx_lm.generate import StopSequences
 
+from worker.engine.constraint_batch import ConstrainedGenerator
 from worker.engine.families import Families
 from worker.engine.logprobs import scored
 from worker.engine.processors import NotYet, processors_of
@@ -46,7 +47,7 @@ class Batch:
         self._prefill_step = prefill_step
         # Two processes started in the same millisecond must not draw alike.
         mx.random.seed(int.from_bytes(os.urandom(8)) >> 1)
-        self._samplers = Samplers(_vocabulary(network), [*sorted(self._end_tokens), *line_breaks])
+        self._samplers = Samplers(logits_width(network), [*sorted(self._end_tokens), *line_breaks])
         self._endings: dict[frozenset[int], StopSequences] = {}
         self._families = Families()
         self._told: dict[int, int] = {}
@@ -57,8 +58,8 @@ class Batch:
         self._uid_of: dict[int, int] = {}
         self._prefilling: set[int] = set()
 
-    def _new_generator(self) -> BatchGenerator:
-        return BatchGenerator(
+    def _new_generator(self) -> ConstrainedGenerator:
+        return ConstrainedGenerator(
             self._network,
             stop_tokens=[[token] for token in sorted(self._end_tokens)],
             completion_batch_size=self._max_rows,
@@ -89,6 +90,8 @@ class Batch:
         processors = processors_of(row.sampling)
         if row.min_tokens > 0 and endings:
             processors.append(NotYet(endings, row.min_tokens))
+        if row.control is not None:
+            processors.append(row.control)
         cached = 0 if shared is None else len(row.prompt) - 1
         in_family = shared is not None
         if shared is None and (hit := self._reuse.find(row, self._generator)) is not None:
@@ -109,6 +112,10 @@ class Batch:
         self._reuse.begin(uid, row, cached, shared=in_family)
         if row.logprobs is not None:
             self._told[uid] = row.logprobs
+        if shared is not None and cached == len(row.prompt) - 1 and self._families.led_by(row.id):
+            # Nothing of the prompt is left to compute before the last token, so none needs to wait for it.
+            for waiting in self._families.settle(row.id, shared):
+                self._begin(waiting, shared)
 
     def _ends(self, row: Row) -> frozenset[int]:
         own = frozenset() if row.ignore_eos else self._end_tokens
@@ -215,7 +222,7 @@ class Batch:
         return int(self._generator.prompt_cache_nbytes) + self._families.bytes
 
 
-def _vocabulary(network: Any) -> int:
+def logits_width(network: Any) -> int:
     """Width of the logits, found by asking the model, since configurations may be padded."""
     from mlx_lm.models.cache import make_prompt_cache
 

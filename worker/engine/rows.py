@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from worker.engine.constraint_rows import Control
 from worker.request import Sampling
 from worker.text.events import FinishReason
 from worker.text.logprobs import Scored
@@ -26,6 +27,8 @@ class Row(msgspec.Struct, frozen=True):
     """Further token ids that end the row."""
     logprobs: int | None = None
     """Alternatives to tell for each token, beside its own log probability; None tells neither."""
+    control: Control | None = None
+    """What it may say, when it may not say just anything; no other row's."""
     family: int | None = None
     """Rows with the same number have the same prompt, which is computed once; see Batch.forget."""
     adapter: str = ""

@@ -21,6 +21,7 @@ from worker.model.embedding import (
 from worker.model.failures import LoadError, explain
 from worker.model.precision import on_cpu, parameters, weights_bytes, widen
 from worker.text.detokenize import Detokenizers
+from worker.text.dialect import Dialect
 from worker.text.template import Template
 
 _PIECE_BYTES: Final = 256 * 2**20
@@ -35,6 +36,7 @@ class Model:
     tokenizer: Any
     template: Template
     detokenizers: Detokenizers
+    dialect: Dialect
     end_tokens: frozenset[int]
     context_window: int
     sampling: Sampling
@@ -88,16 +90,18 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
     tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
     mx.clear_cache()
     template = Template(tokenizer)
+    dialect = Dialect(tokenizer)
     vocabulary = tokenizer.get_vocab()
     return Model(
         network=network,
         tokenizer=tokenizer,
         template=template,
         detokenizers=Detokenizers(tokenizer),
+        dialect=dialect,
         end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
         context_window=context_window(config, options.context),
         sampling=sampling_defaults(directory),
-        capabilities=_capabilities(template, embedding),
+        capabilities=_capabilities(template, dialect, embedding, tokenizer),
         embedding=embedding,
         weights_bytes=total,
         longest_token=max(map(len, vocabulary), default=1),
@@ -117,8 +121,18 @@ def _load_network(directory: Path, *, bare: bool) -> tuple[Any, dict[str, Any]]:
     return network, config
 
 
-def _capabilities(template: Template, embedding: Embedding | None) -> tuple[str, ...]:
+def _capabilities(
+    template: Template, dialect: Dialect, embedding: Embedding | None, tokenizer: Any
+) -> tuple[str, ...]:
     # Embedding models come with the chat template of the model they were made of, but can't chat any more.
     if embedding is not None:
         return ("embeddings",)
-    return ("chat",) if template.usable else ()
+    if not template.usable:
+        return ()
+    can = {
+        # Where the template knows nothing of tools, the model is told in words.
+        "tools": True,
+        "structured_output": getattr(tokenizer, "backend_tokenizer", None) is not None,
+        "thinking": dialect.thinks,
+    }
+    return ("chat", *(name for name, able in can.items() if able))

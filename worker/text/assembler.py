@@ -1,11 +1,13 @@
-"""Tokens to reply events: detokenising, stop sequences, log probabilities, counting."""
+"""Tokens to reply events: detokenising, markup, stop sequences, log probabilities, counting."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from worker.text.detokenize import Detokenizer
-from worker.text.events import Finished, FinishReason, ReplyEvent, TextDelta, Usage
-from worker.text.logprobs import PendingLikelihoods, Scored, TokenTexts
+from worker.text.dialect import Splitter
+from worker.text.events import Finished, FinishReason, ReplyEnding, ReplyEvent, TextDelta, Usage
+from worker.text.logprobs import PendingLikelihoods, Scored, TokenLikelihood, TokenTexts
+from worker.text.pieces import CallEnded, Content, Piece
 from worker.text.stops import Stops
 
 
@@ -13,10 +15,13 @@ class Assembler:
     """The text side of one reply. It sees every token once, in order, and is done after `Finished`."""
 
     __slots__ = (
+        "_calls",
         "_detokenizer",
         "_likelihoods",
         "_min_tokens",
+        "_one_call",
         "_prompt_tokens",
+        "_splitter",
         "_stop_tokens",
         "_stops",
         "_texts",
@@ -34,8 +39,15 @@ class Assembler:
         min_tokens: int = 0,
         stop_tokens: Collection[int] = (),
         texts: TokenTexts | None = None,
+        splitter: Splitter | None = None,
+        one_call: bool = False,
     ) -> None:
-        """`texts` are for the log probabilities, if the request asks for them."""
+        """`texts` are for the log probabilities, if the request asks for them.
+
+        `splitter` takes the model's markup apart; without one all text is the answer. With `one_call` the
+        reply ends with the first tool call. Stop sequences are looked for in the answer, not in thinking and
+        calls.
+        """
         self._detokenizer = detokenizer
         self._stops = Stops(stops)
         self._prompt_tokens = prompt_tokens
@@ -44,6 +56,9 @@ class Assembler:
         self._min_tokens = min_tokens
         self._stop_tokens = stop_tokens
         self._texts = texts
+        self._splitter = splitter
+        self._one_call = one_call
+        self._calls = 0
         self._likelihoods = PendingLikelihoods()
         self.completion_tokens = 0
 
@@ -55,23 +70,73 @@ class Assembler:
         """
         self.completion_tokens += 1
         text = "" if finish == "stop" else self._detokenizer.push(token)
+        pieces = self._split(token, text)
         if scored is not None and self._texts is not None and finish != "stop":
-            self._likelihoods.push(text, partial(self._texts.likelihood, scored, token))
-        # Sequences that come before the answer may end are part of it.
-        early = self.completion_tokens < self._min_tokens
-        shown, stop = (text, None) if early else self._stops.push(text)
-        if stop is None and finish is not None:
-            more, stop = self._stops.push(self._detokenizer.flush())
-            shown += more + self._stops.flush()
+            self._note_likelihood(pieces, partial(self._texts.likelihood, scored, token))
         events: list[ReplyEvent] = []
-        if shown:
-            events.append(TextDelta(shown, self._likelihoods.show(shown)))
-        if stop is not None:
-            events.append(Finished("stop", self._usage(), stop))
+        # Sequences that come before the answer may end are part of it.
+        stop = self._say(pieces, events, stops=self.completion_tokens >= self._min_tokens)
+        over = stop is not None or (self._one_call and self._calls > 0)
+        if not over and finish is not None:
+            stop = self._say(self._rest(cut=finish == "length"), events)
+            if stop is None:
+                self._show(self._stops.flush(), events)
+        if over or stop is not None:
+            events.append(Finished(self._ending("stop"), self._usage(), stop))
         elif finish is not None:
             by_request = finish == "stop" and token in self._stop_tokens
-            events.append(Finished(finish, self._usage(), token if by_request else None))
+            events.append(Finished(self._ending(finish), self._usage(), token if by_request else None))
         return events
 
+    def _split(self, token: int, text: str) -> list[Piece]:
+        if self._splitter is not None:
+            return self._splitter.push(token, text)
+        return [Content(text)] if text else []
+
+    def _rest(self, *, cut: bool) -> list[Piece]:
+        """What is left when no token follows."""
+        text = self._detokenizer.flush()
+        if self._splitter is not None:
+            return [*self._splitter.push_text(text), *self._splitter.finish(cut=cut)]
+        return [Content(text)] if text else []
+
+    def _note_likelihood(self, pieces: Sequence[Piece], entry: Callable[[int], TokenLikelihood]) -> None:
+        """Only tokens of the answer have one; those of thinking and calls are no content."""
+        answer = [piece for piece in pieces if isinstance(piece, Content)]
+        if len(answer) == len(pieces) and (pieces or self._splitter is None or not self._splitter.thinking):
+            self._likelihoods.push("".join([piece.text for piece in answer]), entry)
+
+    def _say(self, pieces: Sequence[Piece], events: list[ReplyEvent], *, stops: bool = True) -> str | None:
+        """Turn pieces into events, up to a stop sequence, which is returned, or the last call wanted."""
+        for piece in pieces:
+            if isinstance(piece, Content):
+                shown, stop = self._stops.push(piece.text) if stops else (piece.text, None)
+                self._show(shown, events, flagged=piece.flagged)
+                if stop is not None:
+                    return stop
+                continue
+            self._show(self._stops.flush(), events)
+            self._likelihoods.drop()
+            events.append(piece)
+            if isinstance(piece, CallEnded):
+                self._calls += 1
+                if self._one_call:
+                    return None
+        return None
+
+    def _show(self, text: str, events: list[ReplyEvent], *, flagged: bool = False) -> None:
+        if not text:
+            return
+        likelihoods = self._likelihoods.show(text)
+        last = events[-1] if events else None
+        if isinstance(last, TextDelta) and last.flagged == flagged:
+            events[-1] = TextDelta(last.text + text, last.logprobs + likelihoods, flagged)
+        else:
+            events.append(TextDelta(text, likelihoods, flagged))
+
+    def _ending(self, reason: FinishReason) -> ReplyEnding:
+        return "tool_calls" if reason == "stop" and self._calls else reason
+
     def _usage(self) -> Usage:
-        return Usage(self._prompt_tokens, self.completion_tokens, self.cached_tokens)
+        reasoning = 0 if self._splitter is None else self._splitter.reasoning_tokens
+        return Usage(self._prompt_tokens, self.completion_tokens, self.cached_tokens, reasoning)

@@ -92,6 +92,11 @@ class Dialect:
         grammar = self.family.forced_calls(chosen, many=many)
         return Spec("calls", grammar, param="tools", spans=self.family.always)
 
+    @property
+    def thinks(self) -> bool:
+        """Whether its replies may have thinking in them."""
+        return self._thinking_tokens is not None
+
     def thinks_after(self, prompt: str) -> bool:
         """Whether a prompt with this text ends inside an open block of thinking."""
         return self.thinking is not None and self.thinking.open_after(prompt)

@@ -6,8 +6,11 @@ from typing import Literal
 import msgspec
 
 from worker.text.logprobs import TokenLikelihood
+from worker.text.pieces import CallArguments, CallBegan, CallCut, CallEnded, CallVoided, Reasoning
 
 FinishReason = Literal["stop", "length"]
+"""Why the engine ended a row."""
+ReplyEnding = Literal["stop", "length", "tool_calls"]
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -17,6 +20,8 @@ class Usage(msgspec.Struct, frozen=True):
     completion: int
     cached: int = 0
     """Prompt tokens that were not computed again."""
+    reasoning: int = 0
+    """Completion tokens that the model thought with."""
 
 
 def total_usage(prompts: Iterable[Sequence[Usage]]) -> Usage:
@@ -26,6 +31,7 @@ def total_usage(prompts: Iterable[Sequence[Usage]]) -> Usage:
         prompt=sum(answers[0].prompt for answers in prompts),
         completion=sum(answer.completion for answers in prompts for answer in answers),
         cached=sum(answers[0].cached for answers in prompts),
+        reasoning=sum(answer.reasoning for answers in prompts for answer in answers),
     )
 
 
@@ -35,15 +41,17 @@ class TextDelta(msgspec.Struct, frozen=True):
     text: str
     logprobs: tuple[TokenLikelihood, ...] = ()
     """Of the tokens whose text begins here, when asked for."""
+    flagged: bool = False
+    """It is a tool call that does not parse, as the model wrote it."""
 
 
 class Finished(msgspec.Struct, frozen=True):
     """The last event of a reply."""
 
-    reason: FinishReason
+    reason: ReplyEnding
     usage: Usage
     stop: str | int | None = None
     """The stop sequence that was matched, or the token id of the request's that was said."""
 
 
-ReplyEvent = TextDelta | Finished
+ReplyEvent = TextDelta | Reasoning | CallBegan | CallArguments | CallEnded | CallVoided | CallCut | Finished

@@ -91,6 +91,10 @@ class PendingLikelihoods:
         self._waiting.append((self._made, entry))
         self._made += len(text)
 
+    def drop(self) -> None:
+        """What waits will have no text that is shown."""
+        self._waiting.clear()
+
     def show(self, text: str) -> tuple[TokenLikelihood, ...]:
         """Some more text is shown; the entries of the tokens that it begins with or goes into."""
         self._shown += len(text)

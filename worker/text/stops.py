@@ -69,6 +69,8 @@ class Stops:
         return seen[:safe], None
 
     def flush(self) -> str:
-        """The text held back, once it is known that nothing follows."""
+        """The text held back, once it is known that nothing follows, or nothing that goes on with it."""
         held, self._held = self._held, ""
+        for pattern in self._patterns:
+            pattern.matched = 0
         return held

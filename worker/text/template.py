@@ -52,6 +52,8 @@ class Template:
         self._tokenizer = tokenizer
         source = getattr(tokenizer, "chat_template", None)
         self._knows_developer = isinstance(source, str) and "developer" in source
+        # Only gpt-oss's has this name for reasoning; it means something else in others.
+        self._knows_thinking = isinstance(source, str) and "message.thinking" in source
 
     @property
     def usable(self) -> bool:
@@ -86,7 +88,7 @@ class Template:
 
     def _apply(self, messages: Sequence[Message], request: Request) -> str:
         text = self._tokenizer.apply_chat_template(
-            [_as_template_wants(message) for message in messages],
+            [_as_template_wants(message, thinking=self._knows_thinking) for message in messages],
             **request.template_arguments,
             tools=list(request.tools) or None,
             add_generation_prompt=True,
@@ -110,6 +112,9 @@ def _shapes(messages: list[Message]) -> Iterator[list[Message]]:
     """The conversation as it came, then reshaped ever further; only shapes that differ."""
     previous = messages
     yield messages
+    if any(message.reasoning for message in messages):
+        # gpt-oss's refuses reasoning beside what was said before a call.
+        yield [msgspec.structs.replace(message, reasoning=None) for message in messages]
     steps: tuple[Callable[[list[Message]], list[Message]], ...] = (
         _systems_first,
         _joined_turns,
@@ -161,9 +166,14 @@ def _with_role(message: Message, role: Any) -> Message:
     return msgspec.structs.replace(message, role=role)
 
 
-def _as_template_wants(message: Message) -> dict[str, Any]:
+def _as_template_wants(message: Message, *, thinking: bool) -> dict[str, Any]:
     """The shape that templates are written for: the API's own, with parsed arguments."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning is not None:
+        turn["reasoning_content"] = message.reasoning
+        turn["reasoning"] = message.reasoning
+        if thinking:
+            turn["thinking"] = message.reasoning
     if message.name is not None:
         turn["name"] = message.name
     if message.tool_call_id is not None:

@@ -73,7 +73,7 @@ def refusal(body: bytes) -> PublicError:
         ({"stream": "yes"}, "stream"),
         ({"n": 17}, "n"),
         ({"logprobs": 3}, "logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs.chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),

@@ -121,7 +121,7 @@ def test_load_tells_what_the_model_is() -> None:
     said: list[Progress] = []
     model = load(tiny_model(Tiny(context=512)), Options(context=256), said.append)
     assert model.context_window == 256
-    assert model.capabilities == ("chat",)
+    assert model.capabilities == ("chat", "tools", "structured_output")
     assert model.end_tokens == {258}
     assert model.weights_bytes > 100_000
     assert {progress.phase for progress in said} == {"weights", "tokenizer"}
