@@ -41,6 +41,8 @@ class CompletionAsked(msgspec.Struct, frozen=True):
     stop_token_ids: list[int] | None = None
     n: int | None = None
     adapter: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
     logprobs: int | None = None
 
     @property

@@ -24,12 +24,19 @@ class Exchange:
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._receive = receive
         self._send = send
         self.started = False
         self.finished = False
         self.streaming = False
         self._body: bytes | None = None
+
+    def header(self, name: bytes) -> str | None:
+        """The first header with this name, in lower case."""
+        values = (value for other, value in self._headers if other == name)
+        value = next(values, None)
+        return None if value is None else value.decode("latin-1")
 
     async def body(self, limit_bytes: int = BODY_LIMIT_BYTES) -> bytes:
         """The whole body. Raises PublicError 413 over the limit, ClientGone if it never comes."""

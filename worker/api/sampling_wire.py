@@ -78,6 +78,10 @@ class SamplingFields(Protocol):
     def n(self) -> int | None: ...
     @property
     def adapter(self) -> str | None: ...
+    @property
+    def session_id(self) -> str | None: ...
+    @property
+    def prompt_cache_key(self) -> str | None: ...
 
 
 def request_fields(asked: SamplingFields) -> dict[str, Any]:
@@ -111,6 +115,7 @@ def request_fields(asked: SamplingFields) -> dict[str, Any]:
         "ignore_eos": bool(asked.ignore_eos),
         "n": asked.n or 1,
         "adapter": asked.adapter,
+        "session": asked.session_id or asked.prompt_cache_key,
     }
 
 

@@ -124,7 +124,7 @@ class PromptCache:
                 if usable > length or (usable == length and best is not None and entry.session == session):
                     best, length = entry, usable
         if best is None:
-            self.counts.misses += 1
+            self.counts.misses += len(prompt) > SHORTEST
             return None
         best.used_s = self._clock()
         self.counts.hits += 1
