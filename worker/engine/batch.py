@@ -7,6 +7,7 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx_lm.generate import StopSequences
 
+from worker.engine.chunks import Chunks
 from worker.engine.constraint_batch import ConstrainedGenerator
 from worker.engine.families import Families
 from worker.engine.logprobs import scored
@@ -17,7 +18,6 @@ from worker.engine.rows import Output, Row
 from worker.engine.sampling import Samplers
 from worker.text.logprobs import Scored
 
-_SMALLEST_CHUNK: Final = 32
 _KEPT: Final = 64
 """Distinct sets of tokens that end a row kept for reuse."""
 
@@ -45,6 +45,7 @@ class Batch:
         self._end_tokens = frozenset(end_tokens)
         self._max_rows = max_rows
         self._prefill_step = prefill_step
+        self._chunks = Chunks(prefill_step)
         # Two processes started in the same millisecond must not draw alike.
         mx.random.seed(int.from_bytes(os.urandom(8)) >> 1)
         self._samplers = Samplers(logits_width(network), [*sorted(self._end_tokens), *line_breaks])
@@ -152,11 +153,8 @@ class Batch:
 
     def step(self) -> list[Output]:
         """One decode step for every decoding row and one chunk of prompt for those that are not there yet."""
-        if self._prefilling:
-            chunk = max(_SMALLEST_CHUNK, self._prefill_step // len(self._prefilling))
-            self._generator.prefill_step_size = chunk
         self.settle()
-        prompts, responses = self._generator.next()
+        prompts, responses = self._advance()
         self._reuse.progressed(prompts, self._generator)
         if self._families:
             self._share(prompts)
@@ -172,6 +170,17 @@ class Batch:
                 self._reuse.ended(uid, response.all_tokens, response.prompt_cache)
             outputs.append(Output(row, response.token, response.finish_reason, told.get(uid)))
         return outputs
+
+    def _advance(self) -> tuple[list[Any], list[Any]]:
+        if not self._prefilling:
+            return self._generator.next()  # type: ignore[no-any-return]
+        waiting = len(self._prefilling)
+        decoding = len(self._row_of) > waiting
+        self._generator.prefill_step_size = self._chunks.size(waiting, decoding=decoding)
+        with self._generator.stats() as stats:
+            responses = self._generator.next()
+        self._chunks.took(stats.prompt_tokens, stats.prompt_time)
+        return responses  # type: ignore[no-any-return]
 
     def settle(self) -> None:
         """Keep the state of what the last step ended; costs a copy of it, so tell of the step first."""

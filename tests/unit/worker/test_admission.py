@@ -6,6 +6,7 @@ import pytest
 
 from shared.errors import PublicError
 from worker.engine.admission import Admission, Lease, Turn
+from worker.engine.needs import Needs
 
 
 class Line:
@@ -141,3 +142,68 @@ def test_draining_admits_nothing_and_tells_when_all_is_done() -> None:
     assert line.news() == ["idle"]
     line.admission.drain(line.note("still idle"))
     assert line.news() == ["still idle"]
+
+
+def limited(*, room_bytes: int, rows: int = 4) -> Line:
+    """Each token of a row holds a byte, in steps of 256."""
+    line = Line(rows=rows, queue=100)
+    line.admission.limit(Needs(token_bytes=1), room_bytes)
+    return line
+
+
+def long_request(line: Line, name: str, tokens: int) -> Turn:
+    turn = Turn(line.note(name), lambda: tokens)
+    line.admission.admit(turn)
+    line.admission.ready(turn)
+    return turn
+
+
+def test_a_row_without_room_waits_and_smaller_ones_pass() -> None:
+    line = limited(room_bytes=2048)
+    first = long_request(line, "a", 1000)
+    long_request(line, "long", 2000)
+    long_request(line, "b", 500)
+    assert line.news() == ["a", "b"]
+    assert line.admission.rows_bytes == 2 * 1024, "in a batch all are padded to the longest"
+    line.admission.leave(first)
+    assert line.news() == [], "b is still there"
+
+
+def test_a_long_row_is_not_passed_forever() -> None:
+    line = limited(room_bytes=4096)
+    long_request(line, "a", 1000)
+    long_request(line, "long", 3000)
+    for _ in range(50):
+        short = long_request(line, "short", 100)
+        line.admission.leave(short)
+    passed = line.news()
+    assert 1 < passed.count("short") < 50 and "long" not in passed
+
+
+def test_a_long_row_that_waited_long_enough_runs_next() -> None:
+    line = limited(room_bytes=4096)
+    first = long_request(line, "a", 1000)
+    long_request(line, "long", 3000)
+    for _ in range(50):
+        line.admission.leave(long_request(line, "short", 100))
+    line.news()
+    line.admission.leave(first)
+    assert line.news()[0] == "long"
+
+
+def test_whoever_is_alone_runs() -> None:
+    line = limited(room_bytes=100)
+    only = long_request(line, "a", 1000)
+    long_request(line, "b", 10)
+    assert line.news() == ["a"]
+    line.admission.leave(only)
+    assert line.news() == ["b"]
+
+
+def test_a_row_that_never_fits_is_refused_with_both_numbers() -> None:
+    line = limited(room_bytes=2**20)
+    line.admission.check(2**20)
+    with pytest.raises(PublicError) as refusal:
+        line.admission.check(2**21)
+    assert (refusal.value.status, refusal.value.code) == (507, "does_not_fit")
+    assert "2.0 MiB" in refusal.value.message and "1.0 MiB" in refusal.value.message
