@@ -37,6 +37,13 @@ class _Prepared(msgspec.Struct, frozen=True):
     def input_tokens(self) -> int:
         return len(self.prefix) + sum(len(ballot.rest) for ballot in self.ballots)
 
+    @property
+    def length(self) -> int:
+        """Tokens whose state is held at once: those of the prefix, and of one question besides."""
+        return 2 * len(self.prefix) + max(
+            len(ballot.rest) + max(map(len, ballot.answers)) for ballot in self.ballots
+        )
+
 
 class Decisions:
     """Decides with one loaded chat model. On the event loop but for the preparation."""
@@ -65,7 +72,7 @@ class Decisions:
                 lambda: self._prepare(material, questions, param)
             )
             work = self._scorer.score(prepared.prefix, prepared.ballots)
-            scores = await job.run(work, prompt_tokens=prepared.input_tokens)
+            scores = await job.run(work, prompt_tokens=prepared.input_tokens, length=prepared.length)
         shares = [
             _shares(ballot.answers, score) for ballot, score in zip(prepared.ballots, scores, strict=True)
         ]

@@ -67,7 +67,8 @@ class Embeddings:
                 ]
             )
             count = sum(map(len, tokens))
-            vectors = await job.run(self._embedder.embed(tokens), prompt_tokens=count)
+            length = self._embedder.held(tokens)
+            vectors = await job.run(self._embedder.embed(tokens), prompt_tokens=count, length=length)
         if dimensions is not None and dimensions < self.size:
             vectors = [_shortened(vector, dimensions) for vector in vectors]
         return Embedded(vectors, count)

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.engine.jobs import Pace, Work
+from worker.engine.jobs import LARGEST_SLICE, Pace, Work
 from worker.model.embedding import Pooling
 
 _ROWS: Final = 64
@@ -22,6 +22,10 @@ class Embedder:
         self._body = network.model
         self._pooling = pooling
         self._pace = Pace(prefill_step)
+
+    def held(self, texts: Sequence[Sequence[int]]) -> int:
+        """Tokens whose state is held at once, at most. May be called from any thread."""
+        return min(sum(map(len, texts)), max(LARGEST_SLICE, *map(len, texts)))
 
     def embed(self, texts: Sequence[Sequence[int]]) -> Work[list[bytes]]:
         """Each text's vector as little-endian float32, in the order of the texts, which have tokens."""

@@ -25,14 +25,15 @@ Work = Generator[None, None, T]
 _SLICE_S: Final = 0.1
 """What a slice should take: rows stall for so long."""
 _SMALLEST: Final = 16
-_LARGEST: Final = 2048
+LARGEST_SLICE: Final = 2048
+"""Tokens that a slice computes at most."""
 
 
 class Pace:
     """How many tokens a slice may compute, learned from what earlier ones took. For the engine's thread."""
 
     def __init__(self, tokens: int) -> None:
-        self.tokens = max(_SMALLEST, min(tokens, _LARGEST))
+        self.tokens = max(_SMALLEST, min(tokens, LARGEST_SLICE))
         """Tokens for the next slice."""
 
     def took(self, tokens: int, seconds: float) -> None:
@@ -42,7 +43,7 @@ class Pace:
             return
         fitting = int(tokens * _SLICE_S / max(seconds, 1e-6))
         # One slow slice, for whatever reason, changes it by half and a quick one doubles it at most.
-        self.tokens = max(_SMALLEST, self.tokens // 2, min(fitting, 2 * self.tokens, _LARGEST))
+        self.tokens = max(_SMALLEST, self.tokens // 2, min(fitting, 2 * self.tokens, LARGEST_SLICE))
 
 
 class _End(Generic[T]):
@@ -57,11 +58,12 @@ class Job:
 
     def __init__(self, jobs: "Jobs", kind: str, adapter: str) -> None:
         self.id = f"{kind}-{secrets.token_hex(12)}"
-        self.turn = Turn(self._start, adapter=adapter)
+        self.turn = Turn(self._start, lambda: self._length, adapter=adapter)
         self._kind = kind
         self._jobs = jobs
         self._begun = time.monotonic()
         self._prompt_tokens = 0
+        self._length = 0
         self._started = asyncio.Event()
         self._awaited: asyncio.Future[object] | None = None
         self._error: PublicError | None = None
@@ -78,9 +80,15 @@ class Job:
         if self._awaited is not None and not self._awaited.done():
             self._awaited.set_exception(error)
 
-    async def run(self, work: Work[T], *, prompt_tokens: int) -> T:
-        """Wait for a free place, then do `work` slice by slice. Raises PublicError when it was ended."""
+    async def run(self, work: Work[T], *, prompt_tokens: int, length: int | None = None) -> T:
+        """Wait for a free place, then do `work` slice by slice.
+
+        `length` is how many tokens it holds the state of at once; None is those of the prompt. Raises
+        PublicError when they can't fit, and when it was ended.
+        """
         self._prompt_tokens = prompt_tokens
+        self._length = prompt_tokens if length is None else length
+        self._jobs.admission.check(self._length)
         jobs = self._jobs
         jobs.feed.say(RequestStarted(self.id, time.monotonic(), self._kind, prompt_tokens))
         jobs.admission.ready(self.turn)
