@@ -93,7 +93,9 @@ class World(RuleBasedStateMachine):
         if reason == "idle":
             assert model not in self.waiting.values()
         if reason == "evicted":
-            assert any(wanted not in self.processes for wanted in self.waiting.values())
+            wanted = len(set(self.waiting.values()) - self.processes.keys())
+            leaving = len(set(self.those("ending")) | self.draining)
+            assert wanted > self.places - len(self.processes) + leaving, "more left than had to"
 
     @staticmethod
     def count(requests: dict[int, str], model: str) -> int:
