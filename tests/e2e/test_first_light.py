@@ -61,7 +61,14 @@ def test_the_starter_knows_the_capital_of_france(sdk: openai.OpenAI) -> None:
     )
     chunks = list(stream)
     assert content(chunks) == answer.choices[0].message.content
-    assert chunks[-1].usage == answer.usage and not chunks[-1].choices
+    usage = chunks[-1].usage
+    assert usage is not None and not chunks[-1].choices
+    assert (usage.prompt_tokens, usage.total_tokens) == (
+        answer.usage.prompt_tokens,
+        answer.usage.total_tokens,
+    )
+    assert usage.prompt_tokens_details is not None, "it was asked for the second time"
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
