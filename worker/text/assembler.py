@@ -70,9 +70,11 @@ class Assembler:
         """
         self.completion_tokens += 1
         text = "" if finish == "stop" else self._detokenizer.push(token)
+        thought = self._splitter is not None and self._splitter.thinking
         pieces = self._split(token, text)
         if scored is not None and self._texts is not None and finish != "stop":
-            self._note_likelihood(pieces, partial(self._texts.likelihood, scored, token))
+            entry = partial(self._texts.likelihood, scored, token)
+            self._note_likelihood(pieces, entry, silent=thought and not pieces)
         events: list[ReplyEvent] = []
         # Sequences that come before the answer may end are part of it.
         stop = self._say(pieces, events, stops=self.completion_tokens >= self._min_tokens)
@@ -100,10 +102,12 @@ class Assembler:
             return [*self._splitter.push_text(text), *self._splitter.finish(cut=cut)]
         return [Content(text)] if text else []
 
-    def _note_likelihood(self, pieces: Sequence[Piece], entry: Callable[[int], TokenLikelihood]) -> None:
-        """Only tokens of the answer have one; those of thinking and calls are no content."""
+    def _note_likelihood(
+        self, pieces: Sequence[Piece], entry: Callable[[int], TokenLikelihood], *, silent: bool
+    ) -> None:
+        """Only tokens of the answer have one, not those of thinking and calls; a `silent` one is of these."""
         answer = [piece for piece in pieces if isinstance(piece, Content)]
-        if len(answer) == len(pieces) and (pieces or self._splitter is None or not self._splitter.thinking):
+        if len(answer) == len(pieces) and not silent:
             self._likelihoods.push("".join([piece.text for piece in answer]), entry)
 
     def _say(self, pieces: Sequence[Piece], events: list[ReplyEvent], *, stops: bool = True) -> str | None:
