@@ -11,6 +11,7 @@ import msgspec
 import orjson
 
 from shared import sse
+from worker.api.chat import UNLIKELY
 from worker.api.completions_wire import CompletionAsked, to_requests
 from worker.api.exchange import Exchange
 from worker.api.session import in_session
@@ -25,8 +26,6 @@ from worker.text.events import Finished, ReplyEvent, TextDelta, Usage
 from worker.text.logprobs import Likelihood, TokenLikelihood, spelled
 
 _PREFIX: Final = "cmpl"
-_UNLIKELY: Final = -9999.0
-"""JSON has no infinity; OpenAI says that this stands for it."""
 
 
 class _Echo(msgspec.Struct):
@@ -202,11 +201,11 @@ class _Logprobs:
         self._offsets.append(0)
 
     def add(self, token: TokenLikelihood, shift: int) -> None:
-        logprob = max(token.logprob, _UNLIKELY)
+        logprob = max(token.logprob, UNLIKELY)
         self._tokens.append(_name(token))
         self._token_logprobs.append(logprob)
         self._offsets.append(shift + token.offset)
-        top = {_name(other): max(other.logprob, _UNLIKELY) for other in token.best}
+        top = {_name(other): max(other.logprob, UNLIKELY) for other in token.best}
         # The token itself is always among them, so there may be one more than asked for.
         self._top.append({**top, _name(token): logprob} if top else None)
 

@@ -10,6 +10,7 @@ from tests.fixtures.tiny import END_OF_TEXT, IM_END, Tiny
 from tests.unit.worker.test_batch import GREEDY, TINY, alone, finish, loaded, new_batch, row
 from worker.engine.batch import Batch
 from worker.engine.processors import processors_of
+from worker.engine.prompt_cache import PromptCache
 from worker.engine.rows import Output, Row
 from worker.engine.sampling import OwnSampler, Samplers, apply_xtc, seed_of
 from worker.request import Sampling
@@ -204,6 +205,22 @@ def test_the_prompt_of_a_family_is_computed_once() -> None:
             batch.insert(replace(row(1, length=300), id=number, family=1))
         finish(batch)
     assert stats.prompt_tokens == 299
+    batch.forget(1)
+
+
+def test_a_prompt_that_is_known_already_keeps_no_row_of_a_family_waiting() -> None:
+    """Each row waited for the one before it when all of the prompt but its last token was in the cache."""
+    batch = new_batch(max_rows=4, prompts=PromptCache(2**30))
+    wanted = row(1, length=300)
+    batch.insert(wanted)
+    expected = finish(batch)[1]
+    batch.settle()
+    with batch._generator.stats() as stats:
+        for number in range(4):
+            batch.insert(replace(wanted, id=number, family=1))
+        found = outputs(batch)
+    assert [[o.token for o in found[number]] for number in range(4)] == [expected] * 4
+    assert stats.prompt_tokens == 0 and stats.generation_steps <= len(expected) + 1
     batch.forget(1)
 
 
