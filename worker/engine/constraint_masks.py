@@ -1,5 +1,6 @@
 """The masks of a batch: filled together, once a step, and applied to all its logits at once."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
@@ -39,7 +40,7 @@ class Masks:
         self.vocabulary = vocabulary
         self._bits = np.empty((0, vocabulary.words), np.int32)
         self._executor = LLExecutor(min(_THREADS, os.cpu_count() or 1))
-        self._apply = apply or (apply_on_metal if mx.metal.is_available() else apply_anywhere)
+        self._apply = apply
 
     def fill(self, rows: Sequence[Masked | None]) -> Bits | None:
         """The masks of all rows, in their order; None when every row may say anything."""
@@ -72,7 +73,10 @@ class Masks:
                 fill_next_token_bitmask(matcher, bits, index)
 
     def apply(self, logits: Any, bits: Bits) -> Any:
-        """Logits with what is not allowed at -inf."""
+        """(rows, width) logits with what is not allowed at -inf."""
+        if self._apply is None:
+            # Not before the first use: a kernel is compiled for the thread that computes.
+            self._apply = apply_on_metal if mx.metal.is_available() and _works_on_metal() else apply_anywhere
         return self._apply(logits, bits)
 
 
@@ -82,6 +86,18 @@ def apply_anywhere(logits: Any, bits: Bits) -> Any:
     bytes_ = bits.view(np.uint8).reshape(rows, -1)
     allowed = np.unpackbits(bytes_, axis=1, count=width, bitorder="little").view(np.bool_)
     return mx.where(mx.array(allowed), logits, mx.array(-mx.inf, logits.dtype))
+
+
+def _works_on_metal() -> bool:
+    """Whether llguidance's kernel compiles here and does what it should."""
+    logits = mx.arange(66, dtype=mx.float32).reshape(2, 33)
+    bits = np.array([[0x5, 1], [-1, 0]], np.int32)
+    try:
+        return bool(mx.array_equal(apply_on_metal(logits, bits), apply_anywhere(logits, bits)).item())
+    # Whatever a driver or a compiler raises: without the kernel it works as well.
+    except Exception:
+        logging.getLogger(__name__).warning("masks are applied without the Metal kernel", exc_info=True)
+        return False
 
 
 def apply_on_metal(logits: Any, bits: Bits) -> Any:

@@ -1,8 +1,11 @@
 """A row's control: thinking first, then the grammar; a budget that ends the thinking."""
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
 from tests.unit.constraints.walks import END, Model, model, say
+from worker.engine.constraint_masks import apply_anywhere
 from worker.engine.constraint_rows import Control
 from worker.engine.constraints import compile_spec
 from worker.text.grammar.spec import Spec
@@ -163,6 +166,15 @@ def test_masks_of_a_batch_do_not_mix() -> None:
     for index, row in enumerate(rows):
         alone = language.masks.fill([row])
         assert (together[index] == (-1 if alone is None else alone[0])).all()
+
+
+def test_masks_are_applied_to_logits_of_any_precision() -> None:
+    bits = np.array([[0b101, 0], [-1, 1]], np.int32)
+    for kind in (mx.float32, mx.float16, mx.bfloat16):
+        masked = apply_anywhere(mx.ones((2, 40), kind), bits)
+        assert masked.dtype == kind and masked.shape == (2, 40)
+        assert [sum(row) for row in (masked == 1).tolist()] == [2, 33]
+        assert bool((masked[0, 3:] == -mx.inf).all().item())
 
 
 def say_freely(row: Control, language: Model, text: str) -> None:

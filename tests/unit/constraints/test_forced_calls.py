@@ -10,6 +10,8 @@ from tests.unit.constraints.validate import problem
 from tests.unit.constraints.walks import END, Model, model, say, tool, walk
 from tests.unit.text.replies import pieces_of, seen
 from tests.unit.text.samples import FAMILIES
+from worker.engine.constraint_masks import Masks
+from worker.engine.constraint_tokens import Vocabulary
 from worker.text.grammar.spec import Spec
 from worker.text.toolcalls.family import Family
 from worker.text.toolcalls.harmony import Harmony
@@ -155,3 +157,16 @@ def test_harmony_may_think_before_a_forced_call() -> None:
         "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}<|call|>",
     )
     assert model(Harmony).allowed(control) == [END]
+
+
+def test_a_call_that_ends_with_an_end_token() -> None:
+    """gpt-oss names `<|call|>` among its end tokens: the grammar wants it once, and then it is over."""
+    language = Model(Harmony)
+    call, over = (language.tokenizer.vocabulary[marker] for marker in ("<|call|>", "<|return|>"))
+    language.vocabulary = Vocabulary(language.tokenizer, width=300, end_tokens=[call, over])
+    language.masks = Masks(language.vocabulary)
+    control = language.control(language.dialect.forced_calls(TOOLS, name="get_time"))
+    say(control, language, "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}")
+    assert language.allowed(control) == [call]
+    control.advance(call)
+    assert control.accepting and control.failure is None

@@ -55,11 +55,10 @@ class ToldJson(LlamaJson):
     def instructions(self, tools: Sequence[Tool]) -> str | None:
         listed = "\n".join(orjson.dumps(_description(tool)).decode() for tool in tools)
         return (
-            "You can call these functions:\n"
-            f"{listed}\n"
-            "To call one, answer with nothing but a JSON object of this form:\n"
-            '{"name": "the function\'s name", "parameters": {"argument": "value"}}\n'
-            "Call a function only if it helps. Otherwise answer in plain words."
+            f"You can call functions. Each line describes one:\n{listed}\n\n"
+            "To call a function, answer with a JSON object and nothing else: its `name` is the function's "
+            "name, its `parameters` are the arguments, taken from what the user says. "
+            "Call a function only if it helps; otherwise answer in plain words."
         )
 
 
