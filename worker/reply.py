@@ -165,8 +165,19 @@ class Reply:
             self._ready.set()
             last = events[-1]
             if isinstance(last, Finished):
-                self.end("stop" if last.reason == "tool_calls" else last.reason)
+                self._finish(last)
         return self.over
+
+    def _finish(self, last: Finished) -> None:
+        failure = None if self.row.control is None else self.row.control.failure
+        if failure is None or last.reason == "length":
+            self.end("stop" if last.reason == "tool_calls" else last.reason)
+            return
+        # It would look complete, and is not what was asked for.
+        del self._events[-1]
+        self.fail(
+            PublicError(500, "structure_failed", f"The answer could not be kept to its structure: {failure}.")
+        )
 
     def fail(self, error: PublicError) -> None:
         """End the answer with an error, after what there is already."""
