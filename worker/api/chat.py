@@ -14,8 +14,9 @@ import orjson
 
 from shared import sse
 from worker.api.chat_wire import ChatAsked, to_request
-from worker.api.exchange import Exchange, Headers
+from worker.api.exchange import Exchange
 from worker.api.session import in_session
+from worker.api.structure_wire import warning_headers
 from worker.api.usage import usage_object
 from worker.api.validation import decode
 from worker.completion import Completions
@@ -60,7 +61,7 @@ class Chat:
             ],
             "usage": usage_object(choices.usage),
         }
-        await exchange.answer(200, orjson.dumps(body), _warnings(choices))
+        await exchange.answer(200, orjson.dumps(body), warning_headers(choices.warnings))
 
     async def _stream(self, exchange: Exchange, choices: Choices, asked: ChatAsked) -> None:
         head = self._head(choices, "chat.completion.chunk")
@@ -72,7 +73,7 @@ class Chat:
         async for batch in choices.batches():
             if not exchange.started:
                 # Not before the first token: until then an error can still be a status.
-                await exchange.start_events(_warnings(choices))
+                await exchange.start_events(warning_headers(choices.warnings))
             await exchange.write(b"".join([streams[index].say(events) for index, events in batch]))
         data = b""
         if asked.wants_usage:
@@ -248,11 +249,6 @@ def _kind(event: ReplyEvent) -> tuple[object, ...]:
 
 def _reasoning(text: str) -> dict[str, str]:
     return {"reasoning_content": text, "reasoning": text}
-
-
-def _warnings(choices: Choices) -> Headers:
-    """Source: RFC 7234, section 5.5."""
-    return [(b"warning", text.encode()) for text in choices.warnings]
 
 
 def _token(token: TokenLikelihood) -> dict[str, Any]:

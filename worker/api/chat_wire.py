@@ -10,21 +10,13 @@ import msgspec
 
 from shared.errors import invalid
 from worker.api.sampling_wire import MAX_ALTERNATIVES, request_fields
+from worker.api.structure_wire import structure_of
 from worker.api.tools_wire import calling
 from worker.api.validation import check_range
 from worker.request import Message, Request, Role, ToolCall
-from worker.text.grammar.spec import spec_of
 from worker.text.template import check_arguments
 
 _ROLES: Final = get_args(Role)
-_STRUCTURES: Final = (
-    "response_format",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-)
 
 
 class WirePart(msgspec.Struct, frozen=True):
@@ -126,7 +118,7 @@ def to_request(asked: ChatAsked) -> Request:
         named_tool=tools.named,
         # Whoever names a function wants one call of it.
         one_call=asked.parallel_tool_calls is False or tools.named is not None,
-        structure=spec_of({name: getattr(asked, name) for name in _STRUCTURES}),
+        structure=structure_of(asked),
         # Some templates think whatever they are told.
         max_reasoning_tokens=0 if asked.reasoning_effort == "none" else asked.max_reasoning_tokens,
         template_arguments={**_thinking(asked.reasoning_effort), **(asked.chat_template_kwargs or {})},

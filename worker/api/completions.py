@@ -15,6 +15,7 @@ from worker.api.chat import UNLIKELY
 from worker.api.completions_wire import CompletionAsked, to_requests
 from worker.api.exchange import Exchange
 from worker.api.session import in_session
+from worker.api.structure_wire import warning_headers
 from worker.api.usage import usage_object
 from worker.api.validation import decode
 from worker.completion import Completions, new_id
@@ -106,7 +107,7 @@ class TextCompletions:
             "choices": [answer.say(events) for answer, events in zip(answers, said, strict=True)],
             "usage": usage_object(choices.usage),
         }
-        await exchange.answer(200, orjson.dumps(body))
+        await exchange.answer(200, orjson.dumps(body), warning_headers(choices.warnings))
 
     async def _stream(
         self, exchange: Exchange, choices: Choices, answers: list["_Answer"], asked: CompletionAsked
@@ -116,7 +117,7 @@ class TextCompletions:
         async for batch in choices.batches():
             if not exchange.started:
                 # Not before the first token: until then an error can still be a status.
-                await exchange.start_events()
+                await exchange.start_events(warning_headers(choices.warnings))
             chunks = [{**head, "choices": [answers[index].say(events)], **usage} for index, events in batch]
             await exchange.write(b"".join([sse.event(orjson.dumps(chunk)) for chunk in chunks]))
         await exchange.finish(_last(head, choices.usage, asked) + sse.DONE)

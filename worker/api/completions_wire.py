@@ -3,11 +3,14 @@
 Source: OpenAI's API reference, "Create completion". Unknown fields are ignored.
 """
 
+from typing import Any
+
 import msgspec
 
 from shared.errors import invalid
 from worker.api.chat_wire import StreamOptions
 from worker.api.sampling_wire import MAX_ALTERNATIVES, request_fields
+from worker.api.structure_wire import structure_of
 from worker.api.validation import check_range
 from worker.request import Request
 
@@ -44,6 +47,12 @@ class CompletionAsked(msgspec.Struct, frozen=True):
     session_id: str | None = None
     prompt_cache_key: str | None = None
     logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     @property
     def wants_usage(self) -> bool:
@@ -63,6 +72,7 @@ def to_requests(asked: CompletionAsked) -> list[Request]:
     check_range(asked.max_completion_tokens, "max_completion_tokens", least, float("inf"))
     check_range(asked.logprobs, "logprobs", 0, MAX_ALTERNATIVES)
     chosen = request_fields(asked)
+    structure = structure_of(asked)
     if asked.suffix:
         raise invalid(
             "`suffix` is not supported: these models only go on from a prompt, they don't fill in.",
@@ -76,7 +86,13 @@ def to_requests(asked: CompletionAsked) -> list[Request]:
             code="unsupported_value",
         )
     return [
-        Request(prompt=prompt, max_tokens=asked.most_tokens, logprobs=asked.logprobs, **chosen)
+        Request(
+            prompt=prompt,
+            max_tokens=asked.most_tokens,
+            logprobs=asked.logprobs,
+            structure=structure,
+            **chosen,
+        )
         for prompt in _prompts(asked.prompt)
     ]
 

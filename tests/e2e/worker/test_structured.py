@@ -140,6 +140,16 @@ async def test_a_schema_that_can_not_be_enforced_is_told_to_the_model_unless_it_
     assert whole.json()["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 50
 
 
+async def test_text_completions_take_structures_too() -> None:
+    body = {"prompt": ["One", "Two"], "guided_regex": "[a-c]{4}", "max_tokens": 20}
+    async with serving(SPEAKS) as worker:
+        response = await worker.client.post("/v1/completions", json=body)
+        wrong = await worker.client.post("/v1/completions", json={**body, "guided_regex": "("})
+    texts = [choice["text"] for choice in response.json()["choices"]]
+    assert len(texts) == 2 and all(re.fullmatch("[a-c]{4}", text) for text in texts)
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "guided_regex"
+
+
 async def test_a_request_whose_client_leaves_while_it_waits_is_gone() -> None:
     wide = {
         "type": "object",
