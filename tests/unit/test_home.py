@@ -59,8 +59,10 @@ class Holder:
 
 
 @pytest.fixture
-def home_at(tmp_path: Path) -> Path:
-    return tmp_path / "home"
+def home_at() -> Iterator[Path]:
+    """Short enough for sockets, whatever the test run's own folder is called."""
+    with tempfile.TemporaryDirectory(prefix="home-", dir="/tmp") as name:
+        yield Path(name) / "home"
 
 
 @pytest.fixture
