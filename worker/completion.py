@@ -130,6 +130,7 @@ class Completions:
                 cuts = await self._boundaries(request, prompt)
                 await self._state.restore(prompt, adapter=adapter, session=request.session)
                 end = await self._end(prompt) if guide.reads_prompt else ""
+                guide = await self._guides.settle(guide, end)
                 family = next(self._numbers) if request.n > 1 else None
                 groups.append(
                     [

@@ -1,7 +1,7 @@
 """What a request's answers must look like, and what their text is made of: one guide for each request."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -38,14 +38,18 @@ class Guide:
     """The text of a `Warning` header."""
     compiled: Compiled | None = None
     masks: Masks | None = None
-    """There when rows may need a control."""
+    """There when rows need a control."""
     dialect: Dialect | None = None
     """How to read the answers; None where all text is the answer."""
 
     @property
     def reads_prompt(self) -> bool:
         """Whether it depends on the end of the prompt how answers begin."""
-        return self.dialect is not None or self.masks is not None
+        return self.dialect is not None
+
+    def may_think(self, prompt_end: str) -> bool:
+        """Whether thinking may come after a prompt whose text ends so."""
+        return self.dialect is not None and self.dialect.gate(prompt_end, lambda token: b"") is not None
 
     def control(self, prompt_end: str) -> Control | None:
         """A fresh one for a row whose prompt's text ends so; None for a row that may say anything."""
@@ -88,10 +92,10 @@ class Guides:
         dialect = self._dialect
         chats = request.prompt is None
         spec = await self._beside(lambda: self._spec(request)) if self._constrained(request) else None
-        budgeted = chats and request.max_reasoning_tokens is not None and dialect.thinks
-        if (spec is not None or budgeted) and self._width is None:
-            self._width = await self._engine.call(lambda: logits_width(self._model.network))
-        prepared = None if spec is None else await self._preparation.prepare(spec)
+        prepared = None
+        if spec is not None:
+            await self._know_width()
+            prepared = await self._preparation.prepare(spec)
         told = None
         if request.tools:
             told = dialect.family.instructions(Tools(request.tools).all)
@@ -103,9 +107,24 @@ class Guides:
             request,
             warning=None if prepared is None else prepared.warning,
             compiled=compiled,
-            masks=await self._preparation.masks() if compiled is not None or budgeted else None,
+            masks=None if compiled is None else await self._preparation.masks(),
             dialect=dialect if marked else None,
         )
+
+    async def settle(self, guide: Guide, prompt_end: str) -> Guide:
+        """Get what a budget for thinking takes, where thinking may follow a prompt whose text ends so.
+
+        Raises PublicError 501 for a model whose tokenizer can't be constrained.
+        """
+        unlimited = guide.dialect is None or guide.request.max_reasoning_tokens is None
+        if unlimited or guide.masks is not None or not guide.may_think(prompt_end):
+            return guide
+        await self._know_width()
+        return replace(guide, masks=await self._preparation.masks())
+
+    async def _know_width(self) -> None:
+        if self._width is None:
+            self._width = await self._engine.call(lambda: logits_width(self._model.network))
 
     def _vocabulary(self) -> Vocabulary:
         assert self._width is not None
