@@ -60,7 +60,10 @@ def wait(family: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Proc
 
 
 def _runs(process: psutil.Process) -> bool:
-    # A zombie holds nothing any more; it only waits for its new parent, which may be slow to look.
+    # A zombie holds nothing any more; it only waits for its new parent, which may be slow to look. But one
+    # whose first thread alone is gone is called so too, and then the others still hold its sockets.
     with contextlib.suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and (
+            process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
+        )
     return False

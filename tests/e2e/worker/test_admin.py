@@ -244,12 +244,6 @@ async def test_memory_is_told_and_trimmed() -> None:
     assert trimmed["memory"]["cache_bytes"] == 0
 
 
-async def test_adapters_are_not_there_yet() -> None:
-    async with serving() as worker:
-        response = await worker.client.post("/admin/adapters", json={"action": "list"})
-    assert (response.status_code, response.json()["error"]["code"]) == (501, "unsupported")
-
-
 @pytest.mark.parametrize("path", ["/admin/drain", "/admin/memory/trim"])
 async def test_bad_admin_bodies_are_refused(path: str) -> None:
     async with serving() as worker:
