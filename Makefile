@@ -7,7 +7,7 @@ UV := $(BIN)/uv
 # Compiled at once: else the first start and the first load wait seconds for it.
 UV_INSTALL := $(UV) pip install --quiet --compile-bytecode --python $(BIN)/python
 
-.PHONY: setup start test check format reference bench lock wheel clean
+.PHONY: setup start test test-slow check format reference bench lock wheel clean
 
 setup: $(VENV)/.run-ready
 
@@ -32,7 +32,11 @@ start: setup
 	@$(BIN)/mlx-supervisor start $(ARGS)
 
 test: $(VENV)/.dev-ready
-	$(BIN)/python -m pytest -m "not bench" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not bench and not slow" $(ARGS)
+
+# Service managers and chaos: CI runs them after the others.
+test-slow: $(VENV)/.dev-ready
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 check: $(VENV)/.dev-ready
 	$(BIN)/ruff check .

@@ -27,6 +27,7 @@ from tests.fixtures.installed import environment_of, folder_of, limits_of, upgra
 from tests.fixtures.mac import Mac, Stream
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
     pytest.mark.timeout(180),  # a dozen starts of Python each
 ]

@@ -18,7 +18,7 @@ from tests.fixtures.pools import Bench, running
 CHAOS_S = float(os.environ.get("MLX_TEST_CHAOS_S", "5"))
 CHAOS_SEED = int(os.environ.get("MLX_TEST_CHAOS_SEED", "1"))
 
-pytestmark = pytest.mark.timeout(60 + 3 * CHAOS_S)
+pytestmark = [pytest.mark.timeout(60 + 3 * CHAOS_S), pytest.mark.slow]
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from tests.fixtures.models import models_config, write_fake_model
 from tests.fixtures.user_systemd import SessionError, SystemdSession
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(
         SystemdSession.why_not() is not None, reason=SystemdSession.why_not() or "can be tried"
     ),
