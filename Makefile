@@ -34,7 +34,7 @@ start: setup
 test: $(VENV)/.dev-ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not bench and not slow" $(ARGS)
 
-# Service managers and chaos: CI runs them after the others.
+# Service managers, chaos, and what a real model makes of things: CI runs them after the others.
 test-slow: $(VENV)/.dev-ready
 	$(BIN)/python -m pytest -m slow $(ARGS)
 

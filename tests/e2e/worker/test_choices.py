@@ -272,6 +272,7 @@ async def test_the_official_client_reads_choices_and_log_probabilities() -> None
         assert all(len(one) == 5 for one in text)
 
 
+@pytest.mark.slow
 async def test_a_real_model_is_sure_of_paris(starter: Path) -> None:
     async with serving(directory=starter) as worker:
         body = await worker.answer(

@@ -220,6 +220,7 @@ async def test_the_feed_tells_of_decisions() -> None:
     assert seen[-1]["completion_tokens"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_real_model_tells_praise_from_complaint(starter: Path) -> None:
     choice = {

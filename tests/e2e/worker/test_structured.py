@@ -162,6 +162,7 @@ async def test_a_request_whose_client_leaves_while_it_waits_is_gone() -> None:
         await worker.until(lambda health: health["queued"] + health["in_flight"] == 0, "still there")
 
 
+@pytest.mark.slow
 async def test_a_real_model_fills_in_a_schema(starter: Path) -> None:
     schema = {
         "type": "object",

@@ -74,7 +74,9 @@ async def test_a_named_function_is_called_with_valid_arguments_streamed_and_not(
 async def test_a_required_call_is_of_one_of_the_tools() -> None:
     fields: Json = {"tools": [WEATHER, TIME], "tool_choice": "required", "temperature": 1.0}
     async with serving(SPEAKS) as worker:
-        body = await worker.answer(**fields, n=4, max_tokens=400, parallel_tool_calls=False)
+        body = await worker.answer(
+            **fields, n=4, max_tokens=400, max_reasoning_tokens=20, parallel_tool_calls=False
+        )
     for choice in body["choices"]:
         assert choice["finish_reason"] == "tool_calls"
         (call,) = choice["message"]["tool_calls"]
@@ -169,6 +171,7 @@ async def test_what_can_not_be_called_is_refused_with_the_field(fields: Json, pa
     assert response.json()["error"]["param"] == param
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_real_model_calls_a_tool_and_answers_with_its_result(starter: Path) -> None:
     schema: Json = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
