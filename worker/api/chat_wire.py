@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from shared.errors import invalid
-from worker.api.sampling_wire import MAX_ALTERNATIVES, request_fields
+from worker.api.sampling_wire import MAX_ALTERNATIVES, SamplingFields, request_fields
 from worker.api.structure_wire import structure_of
 from worker.api.tools_wire import calling
 from worker.api.validation import check_range
@@ -51,34 +51,12 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class ChatAsked(msgspec.Struct, frozen=True):
+class ChatAsked(SamplingFields, frozen=True, kw_only=True):
     messages: list[WireMessage]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    repetition_penalty: float | None = None
-    repetition_context_size: int | None = None
-    presence_penalty: float | None = None
-    presence_context_size: int | None = None
-    frequency_penalty: float | None = None
-    frequency_context_size: int | None = None
-    logit_bias: dict[str, float] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    n: int | None = None
-    adapter: str | None = None
-    session_id: str | None = None
-    prompt_cache_key: str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None

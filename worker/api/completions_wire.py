@@ -5,47 +5,23 @@ Source: OpenAI's API reference, "Create completion". Unknown fields are ignored.
 
 from typing import Any
 
-import msgspec
-
 from shared.errors import invalid
 from worker.api.chat_wire import StreamOptions
-from worker.api.sampling_wire import MAX_ALTERNATIVES, request_fields
+from worker.api.sampling_wire import MAX_ALTERNATIVES, SamplingFields, request_fields
 from worker.api.structure_wire import structure_of
 from worker.api.validation import check_range
 from worker.request import Request
 
 
-class CompletionAsked(msgspec.Struct, frozen=True):
+class CompletionAsked(SamplingFields, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]] | None = None
     suffix: str | None = None
     echo: bool | None = None
     best_of: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    repetition_penalty: float | None = None
-    repetition_context_size: int | None = None
-    presence_penalty: float | None = None
-    presence_context_size: int | None = None
-    frequency_penalty: float | None = None
-    frequency_context_size: int | None = None
-    logit_bias: dict[str, float] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    n: int | None = None
-    adapter: str | None = None
-    session_id: str | None = None
-    prompt_cache_key: str | None = None
     logprobs: int | None = None
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None

@@ -3,7 +3,9 @@
 Sources: OpenAI's API reference; mlx-lm's server for xtc and the context sizes; vLLM for the rest.
 """
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+import msgspec
 
 from shared.errors import invalid
 from worker.api.validation import check_range
@@ -35,53 +37,31 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
 )
 
 
-class SamplingFields(Protocol):
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """What the bodies of both have."""
 
-    @property
-    def temperature(self) -> float | None: ...
-    @property
-    def top_p(self) -> float | None: ...
-    @property
-    def top_k(self) -> int | None: ...
-    @property
-    def min_p(self) -> float | None: ...
-    @property
-    def seed(self) -> int | None: ...
-    @property
-    def xtc_probability(self) -> float | None: ...
-    @property
-    def xtc_threshold(self) -> float | None: ...
-    @property
-    def repetition_penalty(self) -> float | None: ...
-    @property
-    def repetition_context_size(self) -> int | None: ...
-    @property
-    def presence_penalty(self) -> float | None: ...
-    @property
-    def presence_context_size(self) -> int | None: ...
-    @property
-    def frequency_penalty(self) -> float | None: ...
-    @property
-    def frequency_context_size(self) -> int | None: ...
-    @property
-    def logit_bias(self) -> dict[str, float] | None: ...
-    @property
-    def stop(self) -> str | list[str] | None: ...
-    @property
-    def stop_token_ids(self) -> list[int] | None: ...
-    @property
-    def min_tokens(self) -> int | None: ...
-    @property
-    def ignore_eos(self) -> bool | None: ...
-    @property
-    def n(self) -> int | None: ...
-    @property
-    def adapter(self) -> str | None: ...
-    @property
-    def session_id(self) -> str | None: ...
-    @property
-    def prompt_cache_key(self) -> str | None: ...
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    repetition_penalty: float | None = None
+    repetition_context_size: int | None = None
+    presence_penalty: float | None = None
+    presence_context_size: int | None = None
+    frequency_penalty: float | None = None
+    frequency_context_size: int | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    adapter: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
 
 
 def request_fields(asked: SamplingFields) -> dict[str, Any]:
