@@ -22,7 +22,7 @@ SUPERVISOR_FLOORS = (
     ("workers",),
     ("catalog",),
     ("settings", "history", "system", "console"),
-    ("telemetry", "home", "http"),
+    ("telemetry", "home", "http", "database"),
 )
 WORKER_FLOORS = (
     ("__main__",),
