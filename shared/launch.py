@@ -3,12 +3,15 @@
 A worker loads exactly what the record names: it never searches, downloads or guesses.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from shared import __version__
+
+Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model thinks, in OpenAI's words; which of them a model tells apart is its own matter."""
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -126,7 +129,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     prefill_step: int = 512
     """Prompt tokens per engine step: bounds how long running rows stall."""
     prompt_cache_bytes: int | None = None
-    """Cap of the prompt cache in memory; None lets the worker choose."""
+    """Cap of the prompt cache in memory; None lets the worker choose, 0 keeps nothing."""
     memory_bytes: int | None = None
     """What weights, running rows and prompt cache may take together; None is what the GPU or RAM allow."""
     saved_state: str | None = None
@@ -134,6 +137,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     saved_state_bytes: int | None = None
     """Cap of all prompt state on disk; None lets the worker choose."""
     sampling: Sampling = Sampling()
+    thinking: bool | Effort | None = None
+    """Whether, and how much, it thinks for requests that don't say; None leaves it to the template."""
     adapters: dict[str, str] = {}
     """Absolute paths of LoRA folders in mlx-lm's format, by the names that requests ask for."""
 

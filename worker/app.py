@@ -197,6 +197,7 @@ class App:
             state=state,
             sampling=record.options.sampling,
             mounts=mounts,
+            thinking=record.options.thinking,
         )
         self._state = self._admin.state = state
         self._engine.chore = state.chore

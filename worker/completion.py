@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from shared.errors import PublicError, invalid
+from shared.launch import Effort
 from shared.launch import Sampling as SamplingDefaults
 from worker.adapters import Mounts
 from worker.engine.activity import Feed
@@ -30,6 +31,7 @@ from worker.text.assembler import Assembler
 from worker.text.boundaries import boundaries
 from worker.text.logprobs import TokenTexts
 from worker.text.template import unsupported
+from worker.text.thinking import says_thinking, thinking_arguments
 
 T = TypeVar("T")
 
@@ -57,6 +59,7 @@ class Completions:
         state: PromptState,
         sampling: SamplingDefaults,
         mounts: Mounts,
+        thinking: bool | Effort | None = None,
     ) -> None:
         self.model_id = model_id
         self.model = model
@@ -65,6 +68,7 @@ class Completions:
         self._feed = feed
         self._state = state
         self._sampling = sampling
+        self._thinking = thinking
         self.mounts = mounts
         self._numbers = itertools.count(1)
         self._replies: dict[int, Reply] = {}
@@ -121,7 +125,7 @@ class Completions:
             groups = []
             warnings = []
             for asked in requests:
-                guide = await self._guides.prepare(asked)
+                guide = await self._guides.prepare(self._thoughtful(asked))
                 request = guide.request
                 if guide.warning is not None:
                     warnings.append(guide.warning)
@@ -301,6 +305,20 @@ class Completions:
             f"The context window of this model is {self.model.context_window} tokens, and the prompt has "
             f"{tokens}. Shorten the {param}.",
             param=param,
+        )
+
+    def _thoughtful(self, request: Request) -> Request:
+        """`request` with what the settings say of thinking, where it does not say it itself."""
+        thinking = self._thinking
+        arguments = request.template_arguments
+        if thinking is None or not request.messages or says_thinking(arguments):
+            return request
+        budget = request.max_reasoning_tokens
+        return msgspec.structs.replace(
+            request,
+            template_arguments={**thinking_arguments(thinking), **arguments},
+            # Some templates think whatever they are told.
+            max_reasoning_tokens=0 if thinking is False and budget is None else budget,
         )
 
     def _turn(self, number: int, adapter: str) -> Turn:

@@ -7,6 +7,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from shared.launch import Effort
 from shared.sizes import parse_duration, parse_size
 from supervisor.settings.model import (
     MemorySettings,
@@ -15,7 +16,9 @@ from supervisor.settings.model import (
     WatchSettings,
 )
 
-Kind = Literal["text", "texts", "named texts", "switch", "whole number", "number", "size", "duration"]
+Kind = Literal[
+    "text", "texts", "named texts", "switch", "thinking", "whole number", "number", "size", "duration"
+]
 Value = str | tuple[str, ...] | Mapping[str, str] | bool | int | float
 Path = tuple[str, ...]
 
@@ -28,6 +31,7 @@ _KINDS: Final[dict[object, Kind]] = {
     float: "number",
 }
 _SWITCHES: Final = {"true": True, "1": True, "false": False, "0": False}
+_EFFORTS: Final[tuple[str, ...]] = get_args(Effort)
 _SHOWN_CHARACTERS: Final = 60
 
 
@@ -63,6 +67,8 @@ class Key(msgspec.Struct, frozen=True):
                 return 'a table of texts such as { a = "b" }'
             case "switch":
                 return "true or false"
+            case "thinking":
+                return f"true, false or an effort ({', '.join(_EFFORTS)})"
             case "size":
                 return f'a size such as "64MiB"{self._range(_size)}'
             case "duration":
@@ -77,6 +83,8 @@ class Key(msgspec.Struct, frozen=True):
             return "list of texts"
         if self.kind == "named texts":
             return "table of texts"
+        if self.kind == "thinking":
+            return f"true, false, {', '.join(_EFFORTS)}"
         shown = {"size": _size, "duration": _duration}.get(self.kind, _plain)
         between = (
             "" if self.low is None or self.high is None else f", {shown(self.low)} to {shown(self.high)}"
@@ -107,6 +115,12 @@ class Key(msgspec.Struct, frozen=True):
                 result = value
             case "switch", str() if from_text:
                 result = _SWITCHES.get(value.lower())
+            case "thinking", bool():
+                result = value
+            case "thinking", str():
+                result = value if value in _EFFORTS else None
+                if from_text and result is None:
+                    result = _SWITCHES.get(value.lower())
             case "duration", str():
                 result = self._allowed(_quietly(parse_duration, value))
             case "size", str():
@@ -202,7 +216,7 @@ def keys_of(struct: type[msgspec.Struct], table: Path) -> list[Key]:
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             keys.extend(keys_of(inner, path))
             continue
-        kind: Kind = extra.get("form", _KINDS[inner])
+        kind: Kind = extra.get("form") or _KINDS[inner]
         keys.append(
             Key(
                 path=path,

@@ -22,6 +22,8 @@ DURATION: Final = {"form": "duration"}
 """Written as `90s`."""
 DURATION_OR_NEVER: Final = {"form": "duration", "never": True}
 """Written as `30m`, or `never` for infinity."""
+THINKING: Final = {"form": "thinking"}
+"""Written as true, false or an effort."""
 ONE_MODEL: Final = {"one_model": True}
 """Belongs to one model: not inherited, so not allowed in `[defaults]`."""
 
@@ -65,8 +67,12 @@ class ServerSettings(msgspec.Struct, frozen=True, rename={"max_body_bytes": "max
     ] = ""
 
 
-class MemorySettings(msgspec.Struct, frozen=True):
-    """How many models may be loaded at once: `[memory]`."""
+class MemorySettings(
+    msgspec.Struct,
+    frozen=True,
+    rename={"prompt_cache_bytes": "prompt_cache", "saved_state_bytes": "saved_state"},
+):
+    """How many models may be loaded at once, and what is kept of their prompts: `[memory]`."""
 
     spare: Annotated[
         bool,
@@ -84,6 +90,34 @@ class MemorySettings(msgspec.Struct, frozen=True):
             le=1000,
         ),
     ] = 2
+    # The bounds stand at the number: msgspec refuses them on a union.
+    prompt_cache_bytes: (
+        Annotated[
+            int,
+            Meta(
+                description="Memory of each worker for the state of earlier prompts, so that the next turn "
+                "computes its new tokens alone. 0 keeps none. Absent means a quarter of what the weights "
+                "leave, at most 16 GiB.",
+                ge=0,
+                le=2**50,
+                extra=SIZE,
+            ),
+        ]
+        | None
+    ) = None
+    saved_state_bytes: (
+        Annotated[
+            int,
+            Meta(
+                description="Disk for such state of all models, so that a conversation is found warm "
+                "after its model was unloaded. 0 saves none. Absent means a quarter of what is free, at most 16 GiB.",
+                ge=0,
+                le=2**50,
+                extra=SIZE,
+            ),
+        ]
+        | None
+    ) = None
 
 
 class WatchSettings(
@@ -186,6 +220,17 @@ class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_
             "Absent means the model's own `generation_config.json`."
         ),
     ] = Sampling()
+    thinking: (
+        Annotated[
+            bool | str,
+            Meta(
+                description="Whether, or how much, a model that can thinks for requests that don't say. "
+                "Absent means what its chat template does by itself.",
+                extra=THINKING,
+            ),
+        ]
+        | None
+    ) = None
     idle_unload_s: Annotated[
         float,
         Meta(

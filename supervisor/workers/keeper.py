@@ -28,17 +28,18 @@ import msgspec
 
 from shared import __version__
 from shared.admin import Health
-from shared.launch import LaunchRecord, Options
+from shared.launch import LaunchRecord
 from shared.status import ExitCode, FailureKind, Memory
 from supervisor.catalog.catalog import ModelEntry
 from supervisor.home import Home
-from supervisor.settings import WatchSettings
+from supervisor.settings import MemorySettings, WatchSettings
 from supervisor.telemetry.events import Events, Field, Level
 from supervisor.workers.actions import StopReason
 from supervisor.workers.control import NoAnswer, ask_health, ask_to_drain
 from supervisor.workers.exits import Exit
 from supervisor.workers.failures import shown
 from supervisor.workers.launcher import Launcher
+from supervisor.workers.options import options_of
 from supervisor.workers.process import WorkerProcess
 from supervisor.workers.restarts import RestartPolicy
 from supervisor.workers.sockets import SocketFiles
@@ -107,6 +108,7 @@ class Keeper:
         *,
         home: Home,
         settings: WatchSettings,
+        memory: MemorySettings,
         launcher: Launcher,
         sockets: SocketFiles,
         events: Events,
@@ -124,6 +126,7 @@ class Keeper:
         self.leases = 0
         self._home = home
         self._settings = settings
+        self._memory = memory
         self._launcher = launcher
         self._sockets = sockets
         self._events = events
@@ -273,20 +276,12 @@ class Keeper:
         return "again"
 
     def _record(self, entry: ModelEntry, socket: Path) -> LaunchRecord:
-        settings = entry.settings
         return LaunchRecord(
             socket=str(socket),
             model=entry.id,
             directory=str(entry.directory),
             generation=self.generation,
-            options=Options(
-                context=settings.context,
-                max_concurrency=settings.max_concurrency,
-                queue=settings.queue,
-                sampling=settings.sampling,
-                adapters={name: str(Path(folder).expanduser()) for name, folder in settings.adapters.items()},
-                saved_state=str(self._home.saved_state),
-            ),
+            options=options_of(entry.settings, self._memory, self._home.saved_state),
         )
 
     def _over(self, life: Life) -> None:

@@ -38,6 +38,8 @@ fallback_model = "qwen3-8b"
 [memory]
 spare = false
 max_resident = 3
+prompt_cache = "4GiB"
+saved_state = "20GB"
 
 [watch]
 silence = "5s"
@@ -51,6 +53,7 @@ max_concurrency = 4
 queue = 7
 context = 8192
 sampling = { temperature = 0.5, top_p = 0.9 }
+thinking = false
 
 [models."qwen3-8b"]
 source = "mlx-community/Qwen3-8B-4bit"
@@ -62,6 +65,7 @@ sampling.top_k = 40
 
 [models.small]
 preload = true
+thinking = "low"
 """
 
 
@@ -78,6 +82,8 @@ def test_every_key_is_read_in_bytes_and_seconds(tmp_path: Path) -> None:
     assert settings.server.max_body_bytes == 2**30
     assert settings.server.cors_origins == ("https://chat.example", "http://localhost:3000")
     assert (settings.memory.spare, settings.memory.max_resident) == (False, 3)
+    assert settings.memory.prompt_cache_bytes == 4 * 2**30
+    assert settings.memory.saved_state_bytes == 20 * 10**9
     watch = settings.watch
     assert (watch.silence_s, watch.stall_s, watch.drain_s, watch.kill_grace_s) == (5, 60, 2, 0.5)
 
@@ -91,6 +97,7 @@ def test_a_model_inherits_what_it_does_not_say(tmp_path: Path) -> None:
     # Sampling is inherited key by key, not as a whole.
     assert (model.sampling.temperature, model.sampling.top_p, model.sampling.top_k) == (1.0, 0.9, 40)
     assert settings.for_model("small").preload
+    assert (model.thinking, settings.for_model("small").thinking) == (False, "low")
     assert settings.for_model("unnamed") == settings.defaults
 
 
@@ -112,6 +119,7 @@ def test_the_environment_sets_every_scalar(tmp_path: Path) -> None:
     written = {
         "text": "localhost",
         "switch": "true",
+        "thinking": "True",
         "whole number": "16",
         "number": "0.5",
         "size": "2MiB",
@@ -124,6 +132,7 @@ def test_the_environment_sets_every_scalar(tmp_path: Path) -> None:
     assert set(settings.origins) == {".".join(key.path) for key in keys}
     assert settings.server.max_body_bytes == 2 * 2**20
     assert settings.defaults.sampling.min_p == 0.5
+    assert settings.defaults.thinking is True
 
 
 def test_an_empty_variable_is_no_setting(tmp_path: Path) -> None:
@@ -241,6 +250,15 @@ def test_models_named_at_the_start_are_preloaded(tmp_path: Path) -> None:
             '[models.a.adapters]\nnone = "/sql"',
             "config.toml:2: 'none' can't be an adapter's name; names have 1 to 256 bytes, and no control "
             'characters or spaces around them, and "none" is none',
+        ),
+        (
+            '[defaults]\nthinking = "deep"',
+            "config.toml:2: defaults.thinking must be true, false or an effort (minimal, low, medium, high, "
+            'xhigh, max), not "deep"',
+        ),
+        (
+            '[memory]\nsaved_state = "much"',
+            'config.toml:2: memory.saved_state must be a size such as "64MiB" from 0 to 1024TiB, not "much"',
         ),
         ("[server]\nport = 1\nport = 2", "config.toml:3: not valid TOML: cannot overwrite a value"),
         ('[server]\nhost = "', "config.toml:2: not valid TOML: unterminated string"),

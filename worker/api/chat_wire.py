@@ -9,12 +9,14 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from shared.errors import invalid
+from shared.launch import Effort
 from worker.api.sampling_wire import MAX_ALTERNATIVES, SamplingFields, request_fields
 from worker.api.structure_wire import structure_of
 from worker.api.tools_wire import calling
 from worker.api.validation import check_range
 from worker.request import Message, Request, Role, ToolCall
 from worker.text.template import check_arguments
+from worker.text.thinking import thinking_arguments
 
 _ROLES: Final = get_args(Role)
 
@@ -68,7 +70,7 @@ class ChatAsked(SamplingFields, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | Literal["none"] | None = None
     max_reasoning_tokens: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -99,18 +101,12 @@ def to_request(asked: ChatAsked) -> Request:
         structure=structure_of(asked),
         # Some templates think whatever they are told.
         max_reasoning_tokens=0 if asked.reasoning_effort == "none" else asked.max_reasoning_tokens,
-        template_arguments={**_thinking(asked.reasoning_effort), **(asked.chat_template_kwargs or {})},
+        template_arguments={
+            **({} if asked.reasoning_effort is None else thinking_arguments(asked.reasoning_effort)),
+            **(asked.chat_template_kwargs or {}),
+        },
         **chosen,
     )
-
-
-def _thinking(effort: str | None) -> dict[str, Any]:
-    """Template arguments under the names that templates have for it."""
-    if effort is None:
-        return {}
-    if effort == "none":
-        return {"enable_thinking": False, "thinking": False}
-    return {"enable_thinking": True, "thinking": True, "reasoning_effort": effort}
 
 
 def _alternatives(asked: ChatAsked) -> int | None:

@@ -1,5 +1,6 @@
 """How a model marks its thinking, and whether a prompt ends inside of it."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +19,23 @@ _ATOMS: Final = {
     "<|channel>thought": ("<|channel>", "<channel|>"),  # Gemma 4
     "<|open|>think<|sep|>": ("<|open|>", "<|close|>", "<|sep|>"),  # Kimi K3
 }
+
+
+_ARGUMENTS: Final = ("enable_thinking", "thinking", "reasoning_effort")
+"""The names that templates have for it."""
+
+
+def thinking_arguments(thinking: bool | str) -> dict[str, Any]:
+    """Template arguments that say whether to think; a text is how much, in OpenAI's words for it."""
+    if thinking in (False, "none"):
+        return {"enable_thinking": False, "thinking": False}
+    effort = {} if thinking is True else {"reasoning_effort": thinking}
+    return {"enable_thinking": True, "thinking": True, **effort}
+
+
+def says_thinking(arguments: Mapping[str, Any]) -> bool:
+    """Whether template arguments say anything about it."""
+    return any(name in arguments for name in _ARGUMENTS)
 
 
 class Thinking(msgspec.Struct, frozen=True):

@@ -68,6 +68,21 @@ async def test_thinking_can_be_switched_off(thinker: Path, off: Json) -> None:
     assert "reasoning_content" not in choice["message"]
 
 
+async def test_the_settings_say_it_for_requests_that_do_not(thinker: Path) -> None:
+    async with serving(directory=thinker, thinking=False) as worker:
+        (silent,) = (await worker.answer())["choices"]
+        (asked,) = (await worker.answer(reasoning_effort="low"))["choices"]
+        (told,) = (await worker.answer(chat_template_kwargs={"enable_thinking": True}))["choices"]
+    assert len(silent["message"]["content"]) == 16 and "reasoning_content" not in silent["message"]
+    for choice in (asked, told):
+        assert len(choice["message"]["reasoning_content"]) == 16
+    async with serving(directory=thinker, thinking="high") as worker:
+        (thoughtful,) = (await worker.answer())["choices"]
+        (off,) = (await worker.answer(reasoning_effort="none"))["choices"]
+    assert len(thoughtful["message"]["reasoning_content"]) == 16
+    assert "reasoning_content" not in off["message"]
+
+
 async def test_a_budget_ends_the_thinking(thinker: Path) -> None:
     async with serving(directory=thinker) as worker:
         body = await worker.answer(max_reasoning_tokens=5, max_tokens=40)

@@ -1,0 +1,33 @@
+"""What the settings mean for a worker."""
+
+from pathlib import Path
+
+import pytest
+
+from supervisor.settings import MemorySettings, ModelSettings
+from supervisor.workers.options import options_of
+
+FOLDER = Path("/home/state/kv")
+
+
+def test_defaults_leave_the_choice_to_the_worker() -> None:
+    options = options_of(ModelSettings(), MemorySettings(), FOLDER)
+    assert (options.prompt_cache_bytes, options.saved_state_bytes, options.thinking) == (None, None, None)
+    assert options.saved_state == str(FOLDER)
+
+
+def test_caps_and_thinking_are_passed_on() -> None:
+    memory = MemorySettings(prompt_cache_bytes=0, saved_state_bytes=5)
+    options = options_of(ModelSettings(thinking="low"), memory, FOLDER)
+    assert (options.prompt_cache_bytes, options.saved_state_bytes, options.thinking) == (0, 5, "low")
+    assert options_of(ModelSettings(thinking=False), memory, FOLDER).thinking is False
+
+
+def test_no_disk_means_no_folder() -> None:
+    assert options_of(ModelSettings(), MemorySettings(saved_state_bytes=0), FOLDER).saved_state is None
+
+
+def test_adapters_have_absolute_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    options = options_of(ModelSettings(adapters={"sql": "~/sql"}), MemorySettings(), FOLDER)
+    assert options.adapters == {"sql": "/home/me/sql"}
