@@ -110,7 +110,8 @@ class MemorySettings(
             int,
             Meta(
                 description="Disk for such state of all models, so that a conversation is found warm "
-                "after its model was unloaded. 0 saves none. Absent means a quarter of what is free, at most 16 GiB.",
+                "after its model was unloaded. 0 saves none. Absent means a quarter of what is free, "
+                "at most 16 GiB.",
                 ge=0,
                 le=2**50,
                 extra=SIZE,
