@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions`.
 
-Source: OpenAI's API reference, "The chat completion object" and "The chat completion chunk object". Reasoning
+Source: OpenAI's API reference, "The chat completion object" and "The chat completion chunk object"; with
+`functions`, its deprecated `function_call` stands where a tool call would. Reasoning
 comes under both names that clients know, `reasoning_content` and `reasoning`. `malformed_tool_call` is there,
 and true, where the content has a tool call that does not parse, as the model wrote it.
 `stop_reason` beside `finish_reason` is the stop sequence or token id of the request's that was matched, under
@@ -13,8 +14,10 @@ from typing import Any, Final
 import orjson
 
 from shared import sse
+from shared.errors import PublicError
 from worker.api.chat_wire import ChatAsked, to_request
 from worker.api.exchange import Exchange
+from worker.api.functions_wire import in_functions
 from worker.api.session import in_session
 from worker.api.structure_wire import warning_headers
 from worker.api.usage import usage_object
@@ -41,12 +44,15 @@ class Chat:
         asked = decode(await exchange.body(), ChatAsked)
         request = in_session(to_request(asked), exchange)
         opened = self._completions.open_all([request], prefix="chatcmpl", stream=bool(asked.stream))
-        with exchange.while_connected():
-            async with opened as choices:
-                if asked.stream:
-                    await self._stream(exchange, choices, asked)
-                else:
-                    await self._whole(exchange, choices, asked)
+        try:
+            with exchange.while_connected():
+                async with opened as choices:
+                    if asked.stream:
+                        await self._stream(exchange, choices, asked)
+                    else:
+                        await self._whole(exchange, choices, asked)
+        except PublicError as error:
+            raise (in_functions(error) if asked.calls_functions else error) from None
 
     async def _whole(self, exchange: Exchange, choices: Choices, asked: ChatAsked) -> None:
         answers = [_Answer() for _ in choices.replies]
@@ -55,10 +61,7 @@ class Chat:
                 answers[index].take(events)
         body = {
             **self._head(choices, "chat.completion"),
-            "choices": [
-                answer.choice(index, with_logprobs=bool(asked.logprobs))
-                for index, answer in enumerate(answers)
-            ],
+            "choices": [answer.choice(index, asked) for index, answer in enumerate(answers)],
             "usage": usage_object(choices.usage),
         }
         await exchange.answer(200, orjson.dumps(body), warning_headers(choices.warnings))
@@ -66,10 +69,7 @@ class Chat:
     async def _stream(self, exchange: Exchange, choices: Choices, asked: ChatAsked) -> None:
         head = self._head(choices, "chat.completion.chunk")
         usage = {"usage": None} if asked.wants_usage else {}
-        streams = [
-            _Stream(head, usage, index, with_logprobs=bool(asked.logprobs))
-            for index in range(len(choices.replies))
-        ]
+        streams = [_Stream(head, usage, index, asked) for index in range(len(choices.replies))]
         async for batch in choices.batches():
             if not exchange.started:
                 # Not before the first token: until then an error can still be a status.
@@ -123,7 +123,7 @@ class _Answer:
                 case Finished():
                     self._end = event
 
-    def choice(self, index: int, *, with_logprobs: bool) -> dict[str, Any]:
+    def choice(self, index: int, asked: ChatAsked) -> dict[str, Any]:
         end = self._end
         assert end is not None
         text = "".join(self._pieces)
@@ -134,15 +134,17 @@ class _Answer:
         }
         if self._reasoning:
             message |= _reasoning("".join(self._reasoning))
-        if self._calls:
+        if self._calls and asked.calls_functions:
+            message["function_call"] = next(iter(self._calls.values())).function()
+        elif self._calls:
             message["tool_calls"] = [call.object() for call in self._calls.values()]
         if self._malformed:
             message |= _MALFORMED
         return {
             "index": index,
             "message": message,
-            "logprobs": {"content": self._logprobs, "refusal": None} if with_logprobs else None,
-            "finish_reason": end.reason,
+            "logprobs": {"content": self._logprobs, "refusal": None} if asked.logprobs else None,
+            "finish_reason": _finish(end.reason, asked),
             "stop_reason": end.stop,
         }
 
@@ -155,24 +157,21 @@ class _Call:
         self._name = name
         self.arguments = ""
 
+    def function(self) -> dict[str, Any]:
+        return {"name": self._name, "arguments": self.arguments}
+
     def object(self) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "type": "function",
-            "function": {"name": self._name, "arguments": self.arguments},
-        }
+        return {"id": self._id, "type": "function", "function": self.function()}
 
 
 class _Stream:
     """One choice, as chunks."""
 
-    def __init__(
-        self, head: dict[str, Any], usage: dict[str, Any], index: int, *, with_logprobs: bool
-    ) -> None:
+    def __init__(self, head: dict[str, Any], usage: dict[str, Any], index: int, asked: ChatAsked) -> None:
         self._head = head
         self._usage = usage
         self._index = index
-        self._with_logprobs = with_logprobs
+        self._asked = asked
         self._begun = False
         # Between two chunks only the text differs, so the rest is encoded once.
         self._before, self._after = self._chunk({"content": "\0"}).split(b'"\\u0000"')
@@ -197,27 +196,29 @@ class _Stream:
                 )
             case CallBegan(index, call_id, name):
                 function = {"name": name, "arguments": ""}
-                return self._call({"index": index, "id": call_id, "type": "function", "function": function})
+                return self._call(function, {"index": index, "id": call_id, "type": "function"})
             case CallArguments(index):
                 pieces = [event.delta for event in events if isinstance(event, CallArguments)]
-                return self._call({"index": index, "function": {"arguments": "".join(pieces)}})
+                return self._call({"arguments": "".join(pieces)}, {"index": index})
             case Finished(reason, stop=stop):
-                return self._chunk({}, reason, stop_reason=stop)
+                return self._chunk({}, _finish(reason, self._asked), stop_reason=stop)
         # The end of a call says nothing; that it does not parse is said with its text.
         return b""
 
     def _content(self, events: list[TextDelta], flagged: bool) -> bytes:
         text = "".join([event.text for event in events])
         delta = {"content": text, **(_MALFORMED if flagged else {})}
-        if self._with_logprobs:
+        if self._asked.logprobs:
             tokens = [_token(token) for event in events for token in event.logprobs]
             return self._chunk(delta, logprobs={"content": tokens, "refusal": None})
         if flagged:
             return self._chunk(delta)
         return self._before + orjson.dumps(text) + self._after
 
-    def _call(self, call: dict[str, Any]) -> bytes:
-        return self._chunk({"tool_calls": [call]})
+    def _call(self, function: dict[str, Any], call: dict[str, Any]) -> bytes:
+        if self._asked.calls_functions:
+            return self._chunk({"function_call": function})
+        return self._chunk({"tool_calls": [{**call, "function": function}]})
 
     def _chunk(
         self,
@@ -245,6 +246,10 @@ def _kind(event: ReplyEvent) -> tuple[object, ...]:
         case CallBegan() | CallArguments():
             return (type(event), event.index)
     return (type(event),)
+
+
+def _finish(reason: str, asked: ChatAsked) -> str:
+    return "function_call" if reason == "tool_calls" and asked.calls_functions else reason
 
 
 def _reasoning(text: str) -> dict[str, str]:

@@ -10,9 +10,10 @@ import msgspec
 
 from shared.errors import invalid
 from shared.launch import Effort
+from worker.api.functions_wire import calling_functions, paired
 from worker.api.sampling_wire import MAX_ALTERNATIVES, SamplingFields, request_fields
 from worker.api.structure_wire import structure_of
-from worker.api.tools_wire import calling
+from worker.api.tools_wire import Calling, calling
 from worker.api.validation import check_range
 from worker.request import Message, Request, Role, ToolCall
 from worker.text.template import check_arguments
@@ -44,6 +45,7 @@ class WireMessage(msgspec.Struct, frozen=True):
     content: str | list[WirePart] | None = None
     name: str | None = None
     tool_calls: list[WireToolCall] | None = None
+    function_call: WireFunction | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -70,9 +72,16 @@ class ChatAsked(SamplingFields, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
     reasoning_effort: Effort | Literal["none"] | None = None
     max_reasoning_tokens: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def calls_functions(self) -> bool:
+        """Whether calls are `function_call`, as they were before there were tools."""
+        return self.functions is not None
 
     @property
     def wants_usage(self) -> bool:
@@ -88,16 +97,19 @@ def to_request(asked: ChatAsked) -> Request:
     check_range(asked.max_completion_tokens, "max_completion_tokens", 1, float("inf"))
     check_range(asked.max_reasoning_tokens, "max_reasoning_tokens", 0, float("inf"))
     check_arguments(asked.chat_template_kwargs or {}, "chat_template_kwargs")
-    tools = calling(asked.tools, asked.tool_choice)
+    tools = _calling(asked)
+    messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(asked.messages))
+    if any(message.function_call or message.role == "function" for message in asked.messages):
+        messages = paired(messages)
     return Request(
-        messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(asked.messages)),
+        messages=messages,
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
         logprobs=_alternatives(asked),
         tools=tools.tools,
         calls=tools.calls,
         named_tool=tools.named,
         # Whoever names a function wants one call of it.
-        one_call=asked.parallel_tool_calls is False or tools.named is not None,
+        one_call=asked.parallel_tool_calls is False or tools.named is not None or asked.calls_functions,
         structure=structure_of(asked),
         # Some templates think whatever they are told.
         max_reasoning_tokens=0 if asked.reasoning_effort == "none" else asked.max_reasoning_tokens,
@@ -107,6 +119,14 @@ def to_request(asked: ChatAsked) -> Request:
         },
         **chosen,
     )
+
+
+def _calling(asked: ChatAsked) -> Calling:
+    if not asked.calls_functions:
+        return calling(asked.tools, asked.tool_choice)
+    if asked.tools is not None:
+        raise invalid("`functions` is the older name of `tools`; send one of them.", param="functions")
+    return calling_functions(asked.functions, asked.function_call)
 
 
 def _alternatives(asked: ChatAsked) -> int | None:
@@ -124,13 +144,17 @@ def _message(wire: WireMessage, param: str) -> Message:
         )
     if wire.content is None and wire.role != "assistant":
         raise invalid(f"`{param}.content` is required.", param=f"{param}.content")
+    functions = [call.function for call in wire.tool_calls or ()]
+    ids = [call.id for call in wire.tool_calls or ()]
+    if wire.function_call is not None:
+        functions, ids = [*functions, wire.function_call], [*ids, None]
     return Message(
         role=wire.role,  # type: ignore[arg-type]  # checked above
         content=_text(wire.content, f"{param}.content"),
         name=wire.name,
         tool_calls=tuple(
-            ToolCall(call.function.name, _arguments(call.function.arguments), call.id)
-            for call in wire.tool_calls or ()
+            ToolCall(function.name, _arguments(function.arguments), call_id)
+            for function, call_id in zip(functions, ids, strict=True)
         ),
         tool_call_id=wire.tool_call_id,
         reasoning=wire.reasoning_content or wire.reasoning or None,

@@ -75,6 +75,14 @@ def refusal(body: bytes) -> PublicError:
         ({"logprobs": 3}, "logprobs"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{"name": ""}]}, "functions[0].name"),
+        ({"functions": [{"name": "f", "parameters": 1}]}, "functions[0].parameters"),
+        ({"functions": [], "tools": []}, "functions"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call.name"),
+        ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call"),
+        ({"functions": [{"name": "f"}], "function_call": {}}, "function_call"),
+        ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call.name"),
+        ({"messages": [{"role": "function", "name": "f"}]}, "messages[0].content"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs.chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
         ({"chat_template_kwargs": 1}, "chat_template_kwargs"),
@@ -155,6 +163,33 @@ def test_roles_names_parts_and_null_content() -> None:
         Message("assistant", "", tool_calls=(ToolCall("f", {"a": 1}, "1"),)),
         Message("tool", "2", tool_call_id="1"),
         Message("assistant", "No."),
+    )
+
+
+def test_functions_are_tools_of_which_one_is_called() -> None:
+    function = {"name": "f", "description": "Does", "parameters": {"type": "object"}}
+    request = parse(functions=[function])
+    assert request.tools == ({"type": "function", "function": function},)
+    assert (request.calls, request.named_tool, request.one_call) == ("auto", None, True)
+    named = parse(functions=[function], function_call={"name": "f"})
+    assert (named.calls, named.named_tool) == ("required", "f")
+    assert parse(functions=[function], function_call="none").tools == ()
+
+
+def test_turns_of_functions_are_those_of_tools() -> None:
+    """Templates know `tool` turns, and the strictest of them want ids of nine letters and digits."""
+    request = parse(
+        messages=[
+            USER,
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a":1}'}},
+            {"role": "function", "name": "f", "content": "2"},
+        ]
+    )
+    call_id = request.messages[1].tool_calls[0].id
+    assert call_id is not None and len(call_id) == 9 and call_id.isalnum()
+    assert request.messages[1:] == (
+        Message("assistant", "", tool_calls=(ToolCall("f", {"a": 1}, call_id),)),
+        Message("tool", "2", name="f", tool_call_id=call_id),
     )
 
 
