@@ -20,8 +20,11 @@ from shared.errors import PublicError
 from shared.importing import ImportProgress
 from shared.sockets import SocketPathError, bind_private, unlink_quietly
 from supervisor.catalog.catalog import Catalog
+from supervisor.catalog.costs import Costs
 from supervisor.catalog.importing import ModelImportError, import_model
+from supervisor.catalog.machine import detect
 from supervisor.catalog.starter import STARTER_ID, STARTER_PACKAGE, find_starter
+from supervisor.database import Database, DatabaseError
 from supervisor.front.app import Front
 from supervisor.home import Home, HomeError
 from supervisor.http.server import HttpServer
@@ -94,6 +97,9 @@ class Supervisor:
         self._events = events
         self._notifier = notifier
         self._catalog = Catalog(home, settings)
+        self._machine = detect()
+        self._database = Database(home.state_db, on_trouble=self._note_trouble)
+        self._costs = Costs(self._machine, self._database)
         self._pool = Pool(
             home=home, settings=settings, catalog=self._catalog, events=events, worker_command=worker_command
         )
@@ -102,7 +108,7 @@ class Supervisor:
 
     async def serve(self, listener: socket.socket, control: socket.socket) -> None:
         """Serve on both sockets until told to stop; afterwards no process and no connection is left."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.ask_to_stop)
         url = public_url(listener)
@@ -130,6 +136,7 @@ class Supervisor:
                 self._check_named()
                 for server in servers:
                     await server.start()
+                await self._recall_footprints()
                 await self._pool.start()
                 routes.load()
                 self._greet(url)
@@ -140,6 +147,7 @@ class Supervisor:
             await self._end_workers()
             cut = sum([await server.stop(grace_s=FAREWELL_S) for server in servers])
             await routes.close()
+            await self._database.close()
             watching.cancel()
             self._events.emit("supervisor.stopped", cut=cut)
 
@@ -196,6 +204,20 @@ class Supervisor:
             return
         self._events.emit("model.imported", model=model.id, weights_bytes=model.weights_bytes)
         self._catalog.refresh()
+
+    async def _recall_footprints(self) -> None:
+        try:
+            await self._costs.load()
+        except DatabaseError as error:
+            self._events.emit("database.trouble", level="warning", reason=str(error))
+
+    def _note_trouble(self, trouble: str) -> None:
+        """Called on the database's thread; events belong to the loop's."""
+
+        def note() -> None:
+            self._events.emit("database.trouble", level="warning", reason=trouble)
+
+        self._loop.call_soon_threadsafe(note)
 
     def _check_named(self, *, coming: str | None = None) -> None:
         """What the command line wants loaded must be there, or be `coming`. Raises Refused."""

@@ -29,6 +29,8 @@ class ModelEntry(msgspec.Struct, frozen=True):
     """Tokens that prompt and completion may have together: the configured bound, or the model's own."""
     weights_bytes: int = 0
     problem: str | None = None
+    identity: str = ""
+    """Equal for equal models, wherever they lie; empty when that is not known."""
 
 
 class Catalog:
@@ -110,6 +112,7 @@ def _entry(model_id: str, folder: Path, settings: ModelSettings, found: ModelFol
         context=context,
         weights_bytes=found.weights_bytes,
         problem=found.problem,
+        identity=found.identity,
     )
 
 

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
+from shared.limits import UNBOUNDED_CONTEXT
 from supervisor.catalog.catalog import ModelEntry
 from supervisor.catalog.footprint import (
-    UNBOUNDED_CONTEXT,
     Demand,
     ModelSize,
     Parts,

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from shared.limits import SHARE_FOR_FLOAT32
 from supervisor.catalog.architectures import (
     HEADS,
     HIDDEN,
@@ -24,12 +25,6 @@ from supervisor.catalog.weights import Weights, expert_share, weigh
 
 PROCESS_BYTES: Final = 192 * 2**20
 """Interpreter, libraries, tokenizer and buffers of a worker, without its arrays."""
-
-UNBOUNDED_CONTEXT: Final = 131_072
-"""What a worker takes for the context of a model that names none."""
-
-SHARE_FOR_FLOAT32: Final = 0.5
-"""A worker on the CPU unpacks weights to float32 when they take up to this share of the free memory."""
 
 _MOST_PROMPTS: Final = 8
 _SMALLEST_CHUNK: Final = 32
@@ -94,12 +89,15 @@ class Demand(msgspec.Struct, frozen=True):
     prefill_step: int = 512
     prompt_cache_bytes: int = 0
     """What the worker may keep of earlier prompts."""
+    adapters_bytes: int = 0
+    """LoRA adapters that are mounted beside the weights."""
 
 
 class Parts(msgspec.Struct, frozen=True):
     """Bytes of one worker, part by part."""
 
     weights_bytes: int
+    adapters_bytes: int
     kv_bytes: int
     """Keys and values of all rows at their full length."""
     state_bytes: int
@@ -188,6 +186,7 @@ def estimate(size: ModelSize, machine: Machine, demand: Demand) -> Parts:
         working = max(working, 4 * size.weights.largest_parameters)
     return Parts(
         weights_bytes=weights,
+        adapters_bytes=demand.adapters_bytes,
         kv_bytes=keys,
         state_bytes=size.layout.state_bytes(rows=rows, itemsize=itemsize),
         working_bytes=working,

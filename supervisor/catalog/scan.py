@@ -11,20 +11,12 @@ from typing import Final
 
 import msgspec
 
+from shared.limits import LENGTH_KEYS
 from shared.sizes import format_size
 
 _MAX_JSON_BYTES: Final = 32 << 20
 """More than any config or safetensors header of a real model has."""
 
-# Where a configuration says how long a text may be; the worker looks in the same order.
-_LENGTHS: Final = (
-    "max_position_embeddings",
-    "max_sequence_length",
-    "max_seq_len",
-    "seq_length",
-    "n_positions",
-    "n_ctx",
-)
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
 _INDEX: Final = "model.safetensors.index.json"
 
@@ -38,6 +30,8 @@ class ModelFolder(msgspec.Struct, frozen=True):
     """Longest text in tokens, as its config.json says."""
     weights_bytes: int = 0
     problem: str | None = None
+    identity: str = ""
+    """Equal for equal models, wherever they lie: told by config.json and the sizes of the weight files."""
 
 
 class _BrokenError(Exception):
@@ -113,25 +107,38 @@ def _examine(folder: Path, files: _Files) -> ModelFolder:
     architecture: str | None = None
     context: int | None = None
     weights_bytes = 0
+    identity = ""
     try:
-        config = _config(folder, files)
+        text, config = _config(folder, files)
         context = _context(config)
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or not model_type:
             raise _BrokenError("its config.json does not name an architecture (model_type)")
         architecture = model_type
-        for name in _weight_files(folder, files):
+        names = _weight_files(folder, files)
+        identity = _identity(text, {name: files[name].st_size for name in names})
+        for name in names:
             weights_bytes += _weights_in(folder / name, files[name].st_size)
         if not any(name in files for name in _TOKENIZERS):
             raise _BrokenError("it has no tokenizer files")
     except _BrokenError as problem:
-        return ModelFolder(architecture, context, weights_bytes, str(problem))
+        return ModelFolder(architecture, context, weights_bytes, str(problem), identity)
     except OSError as error:
-        return ModelFolder(architecture, context, weights_bytes, f"it can't be read: {error.strerror}")
-    return ModelFolder(architecture, context, weights_bytes)
+        reason = f"it can't be read: {error.strerror}"
+        return ModelFolder(architecture, context, weights_bytes, reason, identity)
+    return ModelFolder(architecture, context, weights_bytes, None, identity)
 
 
-def _config(folder: Path, files: _Files) -> dict[str, object]:
+def _identity(config: bytes, sizes: Mapping[str, int]) -> str:
+    import hashlib  # not before there is a model
+
+    digest = hashlib.blake2b(config, digest_size=12)
+    digest.update(repr(sorted(sizes.items())).encode())
+    return digest.hexdigest()
+
+
+def _config(folder: Path, files: _Files) -> tuple[bytes, dict[str, object]]:
+    """config.json as it is and as an object."""
     if "config.json" not in files:
         if gguf := min((name for name in files if name.lower().endswith(".gguf")), default=None):
             raise _BrokenError(f"it holds a GGUF file, which must be imported: mlx-supervisor import {gguf}")
@@ -139,7 +146,8 @@ def _config(folder: Path, files: _Files) -> dict[str, object]:
     if files["config.json"].st_size > _MAX_JSON_BYTES:
         raise _BrokenError("its config.json is far too large")
     try:
-        return _decode_config((folder / "config.json").read_bytes())
+        text = (folder / "config.json").read_bytes()
+        return text, _decode_config(text)
     except (msgspec.MsgspecError, RecursionError):
         raise _BrokenError("its config.json is not a valid JSON object") from None
 
@@ -148,7 +156,7 @@ def _context(config: dict[str, object]) -> int | None:
     text = config.get("text_config")
     for fields in (text, config):
         if isinstance(fields, dict):
-            for name in _LENGTHS:
+            for name in LENGTH_KEYS:
                 length = fields.get(name)
                 if isinstance(length, int) and not isinstance(length, bool) and length > 0:
                     return length

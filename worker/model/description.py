@@ -2,21 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from shared.launch import Sampling
-
-# Names under which configurations of different families keep the length they were trained for.
-_LENGTHS: Final = (
-    "max_position_embeddings",
-    "max_sequence_length",
-    "max_seq_len",
-    "seq_length",
-    "n_positions",
-    "n_ctx",
-)
-UNBOUNDED_CONTEXT: Final = 131_072
-"""For models that name no length, such as pure state-space models."""
+from shared.limits import LENGTH_KEYS, UNBOUNDED_CONTEXT
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -33,7 +22,7 @@ def context_window(config: dict[str, Any], limit: int | None) -> int:
     own = UNBOUNDED_CONTEXT
     for part in (config, config.get("text_config")):
         if isinstance(part, dict):
-            named = [part[name] for name in _LENGTHS if isinstance(part.get(name), int) and part[name] > 0]
+            named = [part[name] for name in LENGTH_KEYS if isinstance(part.get(name), int) and part[name] > 0]
             if named:
                 own = named[0]
                 break

@@ -5,7 +5,7 @@ of magnitude slower than it takes to unpack them once.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,10 +13,8 @@ import psutil
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import dequantize_model, get_total_parameters
 
+from shared.limits import SHARE_FOR_FLOAT32
 from worker.model.unpacking import Unpacker, can_unpack
-
-SHARE_OF_MEMORY: Final = 0.5
-"""Of the memory available now, how much float32 weights may take."""
 
 
 def on_cpu() -> bool:
@@ -33,7 +31,7 @@ def widen(
     """
     available = psutil.virtual_memory().available if available_bytes is None else available_bytes
     total = 4 * int(get_total_parameters(network))
-    if total > SHARE_OF_MEMORY * available:
+    if total > SHARE_FOR_FLOAT32 * available:
         return False
     mx.eval(network.parameters())
     unpacker, done = Unpacker(), 0

@@ -6,6 +6,8 @@ The file comes from the internet: every value may be missing, null, of another t
 from collections.abc import Mapping
 from typing import Final
 
+from shared.limits import LENGTH_KEYS
+
 _LARGEST: Final = 2**40
 _MOST_LAYERS: Final = 4096
 
@@ -19,15 +21,6 @@ _LAYERS: Final = (
 HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KV_HEADS: Final = ("num_key_value_heads", "n_kv_heads", "num_kv_heads")
 HIDDEN: Final = ("hidden_size", "n_embd", "d_model", "model_dim", "hidden_dim")
-# In the order in which the worker looks for them, so that both find the same length.
-_LENGTHS: Final = (
-    "max_position_embeddings",
-    "max_sequence_length",
-    "max_seq_len",
-    "seq_length",
-    "n_positions",
-    "n_ctx",
-)
 
 
 class ConfigError(Exception):
@@ -135,7 +128,7 @@ class Config:
     @property
     def context(self) -> int | None:
         """Tokens that the model was made for; None when it names no length."""
-        for name in _LENGTHS:
+        for name in LENGTH_KEYS:
             found = self.optional(name)
             if found:
                 return found

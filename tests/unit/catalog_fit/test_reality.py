@@ -14,8 +14,9 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import get_total_parameters, load_model
 
+from shared.limits import SHARE_FOR_FLOAT32
 from supervisor.catalog.architectures import layout_of
-from supervisor.catalog.footprint import SHARE_FOR_FLOAT32, Demand, ModelSize, estimate, read_size
+from supervisor.catalog.footprint import Demand, ModelSize, estimate, read_size
 from supervisor.catalog.machine import Machine
 from tests.fixtures.cache_kinds import KINDS, write_kind
 from tests.fixtures.starter import starter_model
@@ -152,7 +153,6 @@ def test_packed_weights_stay_packed_on_a_gpu_and_are_unpacked_on_the_cpu(
 
 def test_both_sides_agree_when_the_cpu_unpacks(tmp_path: Path) -> None:
     """The worker decides by the memory that is free when it loads; the estimate must draw the same line."""
-    assert SHARE_FOR_FLOAT32 == precision.SHARE_OF_MEMORY
     folder = write_kind(tmp_path / "llama", "llama", dtype="bfloat16", bits=4)
     size = read_size(folder)
     enough = int(size.weights.unpacked_bytes / SHARE_FOR_FLOAT32) + 1

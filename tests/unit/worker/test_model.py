@@ -11,10 +11,11 @@ import mlx.nn as nn
 import pytest
 
 from shared.launch import Options, Sampling
+from shared.limits import UNBOUNDED_CONTEXT
 from shared.status import FailureKind, Progress
 from tests.fixtures.tiny import Tiny, tiny_model
 from worker.model.backend import preload_blas
-from worker.model.description import UNBOUNDED_CONTEXT, context_window, sampling_defaults
+from worker.model.description import context_window, sampling_defaults
 from worker.model.failures import LoadError, explain
 from worker.model.loading import load
 from worker.model.precision import widen
