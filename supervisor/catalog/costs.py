@@ -17,7 +17,15 @@ import msgspec
 from shared.limits import UNBOUNDED_CONTEXT
 from shared.status import Memory
 from supervisor.catalog.catalog import ModelEntry
-from supervisor.catalog.footprint import PROCESS_BYTES, Demand, ModelSize, SizeError, estimate, read_size
+from supervisor.catalog.footprint import (
+    PROCESS_BYTES,
+    Demand,
+    ModelSize,
+    Parts,
+    SizeError,
+    estimate,
+    read_size,
+)
 from supervisor.catalog.machine import Machine
 from supervisor.database import Database
 from supervisor.settings import ModelSettings
@@ -38,7 +46,9 @@ _NOTED_SHARE: Final = 0.01
 _DAY_S: Final = 86_400
 
 # What a worker holds does not depend on these.
-_IMMATERIAL: Final = frozenset({"source", "aliases", "pin", "preload", "sampling", "idle_unload_s", "queue"})
+_IMMATERIAL: Final = frozenset(
+    {"source", "aliases", "pin", "preload", "sampling", "thinking", "idle_unload_s", "queue"}
+)
 
 SCHEMA: Final = (
     (
@@ -133,7 +143,7 @@ class Costs:
         days = self._footprints.setdefault(key, {})
         today = int(self._clock() // _DAY_S)
         if footprint_bytes <= days.get(today, 0) * (1 + _NOTED_SHARE):
-            return None
+            return
         days[today] = footprint_bytes
         forgotten = sorted(days)[:-KEPT_DAYS]
         for day in forgotten:
@@ -143,6 +153,13 @@ class Costs:
             self._table.post(
                 lambda connection: _write(connection, key, today, footprint_bytes, entry.id, forgotten)
             )
+
+    def _expect(self, entry: ModelEntry) -> tuple[Cost, _Key]:
+        known = self._expected.get(entry.id)
+        changed_ns = 0 if entry.identity else _changed_ns(entry.directory)
+        if known is not None and known[0] is entry and known[1] == changed_ns:
+            return known[2], known[3]
+        key = (entry.identity or str(entry.directory), _material(entry.settings))
         if known is not None and known[0] == entry and known[1] == changed_ns:
             cost = known[2]
         else:
@@ -161,13 +178,14 @@ class Costs:
         tokens = limit if entry.settings.context is not None else min(limit, COST_CONTEXT)
         rows = min(entry.settings.max_concurrency, tokens)
 
-        def total(context: int, rows: int) -> int:
+        def parts(context: int, rows: int) -> Parts:
             demand = Demand(context=context, rows=rows, adapters_bytes=adapters_bytes)
-            return estimate(size, self._machine, demand).total_bytes
+            return estimate(size, self._machine, demand)
 
-        # As many rows as may run: fixed states and windows are held by each, however short it is.
-        expected = max(total(tokens, 1), total(tokens // rows, rows))
-        return Cost(min(expected, total(min(LEAST_CONTEXT, limit), 1)), expected)
+        # One long row takes the most room to compute; fixed states and windows are held by each of many.
+        long, many = parts(tokens, 1), parts(tokens // rows, rows)
+        expected = sum(max(getattr(long, name), getattr(many, name)) for name in long.__struct_fields__)
+        return Cost(min(expected, parts(min(LEAST_CONTEXT, limit), 1).total_bytes), expected)
 
     def _size(self, entry: ModelEntry) -> ModelSize:
         known = self._sizes.get(entry.directory)
