@@ -42,6 +42,10 @@ class RequestFinished(msgspec.Struct, frozen=True, tag_field="event", tag="finis
     total_s: float
     decode_tps: float | None = None
     """Tokens per second after the first; None with fewer than two."""
+    proposed_tokens: int = 0
+    """Tokens that the draft proposed."""
+    accepted_tokens: int = 0
+    """Those of them that are in the answer."""
 
 
 class MemoryReading(msgspec.Struct, frozen=True, tag_field="event", tag="memory"):

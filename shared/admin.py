@@ -9,6 +9,17 @@ from shared.status import Memory
 WorkerState = Literal["loading", "ready", "leased", "draining"]
 
 
+class DraftStats(msgspec.Struct, frozen=True):
+    """What became of the draft's proposals. Counters are since the worker's start."""
+
+    steps: int
+    """Engine steps that checked proposals."""
+    proposed: int
+    """Tokens."""
+    accepted: int
+    """Tokens proposed that are in an answer."""
+
+
 class Health(msgspec.Struct, frozen=True):
     """`GET /admin/health`."""
 
@@ -26,6 +37,8 @@ class Health(msgspec.Struct, frozen=True):
     steps: int
     """Engine steps since the start; it must advance while rows run."""
     memory: Memory
+    draft: DraftStats | None = None
+    """None without a draft."""
 
 
 class DrainAsked(msgspec.Struct, frozen=True):

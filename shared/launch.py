@@ -139,6 +139,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     sampling: Sampling = Sampling()
     thinking: bool | Effort | None = None
     """Whether, and how much, it thinks for requests that don't say; None leaves it to the template."""
+    draft: str | None = None
+    """Absolute path of the folder of a small model that proposes what this one says; None is none."""
+    draft_tokens: int = 4
+    """Tokens that it proposes at a time, at most."""
     adapters: dict[str, str] = {}
     """Absolute paths of LoRA folders in mlx-lm's format, by the names that requests ask for."""
 

@@ -45,8 +45,10 @@ class Memory(msgspec.Struct, frozen=True):
     footprint_bytes: int = 0
     """The whole process as the OS sees it: phys_footprint on macOS, RSS elsewhere."""
     weights_bytes: int = 0
+    draft_bytes: int = 0
+    """Weights of the draft model."""
     kv_bytes: int = 0
-    """KV cache of the running rows."""
+    """KV cache of the running rows, and of the draft."""
     prompt_cache_bytes: int = 0
     working_set_bytes: int = 0
     """What the GPU may hold before macOS pages (Metal's recommended working set); 0 on CPU."""

@@ -15,6 +15,7 @@ from shared.admin import (
     AdaptersAsked,
     AdaptersMounted,
     Cancelled,
+    DraftStats,
     DrainAsked,
     Drained,
     Health,
@@ -85,8 +86,13 @@ class Admin:
             leases=admission.leases,
             steps=self._engine.steps,
             memory=self._read_memory(),
+            draft=self._draft_stats(),
         )
         await exchange.answer(200, msgspec.json.encode(health))
+
+    def _draft_stats(self) -> DraftStats | None:
+        counts = self._engine.speculated
+        return None if counts is None else DraftStats(counts.steps, counts.proposed, counts.accepted)
 
     def _state(self) -> WorkerState:
         if self.completions is None:

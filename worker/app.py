@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+import msgspec
 
 from shared import __version__
 from shared.errors import PublicError
@@ -32,20 +33,19 @@ from worker.decisions import Decisions
 from worker.embeddings import Embeddings
 from worker.engine.activity import Feed
 from worker.engine.admission import Admission
-from worker.engine.batch import Batch
 from worker.engine.embedder import Embedder
 from worker.engine.jobs import Jobs
 from worker.engine.memory import bound_allocator, read_memory, working_set_bytes
 from worker.engine.needs import Needs, measure, room
+from worker.engine.opening import open_batch
 from worker.engine.prompt_cache import PromptCache
 from worker.engine.prompt_state import PromptState
-from worker.engine.rows import Report, Row
+from worker.engine.rows import Report
 from worker.engine.scoring import Scorer
 from worker.engine.thread import Engine
 from worker.model.adapters import Adapters
 from worker.model.failures import LoadError, explain
 from worker.model.loading import Model, load
-from worker.request import Sampling
 from worker.serving import WorkerServer
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class App:
             )
             self._note_progress(Progress("warmup"))
             state = await self._keep_state(model)
-            await self._engine.open(lambda: _warm_batch(model, record, state.cache))
+            await self._engine.open(lambda: open_batch(model, record.options, state.cache))
             mounts = await self._mount(model, state)
         except LoadError:
             raise
@@ -282,9 +282,10 @@ class App:
         self._ending.set()
 
     def _read_memory(self) -> Memory:
-        weights = 0 if self._model is None else self._model.weights_bytes
+        model = self._model
         return read_memory(
-            weights_bytes=weights,
+            weights_bytes=0 if model is None else model.weights_bytes,
+            draft_bytes=0 if model is None or model.draft is None else model.draft.weights_bytes,
             kv_bytes=self._engine.kv_bytes,
             prompt_cache_bytes=0 if self._state is None else self._state.nbytes,
             working_set=self._working_set_bytes,
@@ -296,11 +297,13 @@ class App:
 
         def prepare() -> Needs:
             bound_allocator(self._working_set_bytes)
-            return measure(model.network)
+            needs = measure(model.network)
+            draft = None if model.draft is None else measure(model.draft.network)
+            return msgspec.structs.replace(needs, draft=draft)
 
         needs = await self._engine.call(prepare)
         limits = room(
-            weights_bytes=model.weights_bytes,
+            weights_bytes=model.weights_bytes + (0 if model.draft is None else model.draft.weights_bytes),
             working_set_bytes=self._working_set_bytes,
             cap_bytes=options.memory_bytes,
             prompt_bytes=options.prompt_cache_bytes,
@@ -358,23 +361,6 @@ def _is_ours(connection: Any) -> bool:
         return True
     log.warning("refused a connection of another user")
     return False
-
-
-def _warm_batch(model: Model, record: LaunchRecord, prompts: PromptCache) -> Batch:
-    """The batch, once it has really generated a token."""
-    options = record.options
-    batch = Batch(
-        model.network,
-        model.end_tokens,
-        max_rows=options.max_concurrency,
-        prefill_step=options.prefill_step,
-        line_breaks=model.line_breaks,
-        prompts=prompts,
-    )
-    batch.insert(Row(id=0, prompt=[0, 0, 0, 0], max_tokens=1, sampling=Sampling(temperature=0.0)))
-    while len(batch):
-        batch.step()
-    return batch
 
 
 def _fingerprint(record: LaunchRecord) -> str:

@@ -31,6 +31,8 @@ class Account:
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._completion_tokens = 0
+        self._proposed_tokens = 0
+        self._accepted_tokens = 0
         self._answers = 0
         self._endings: list[Ending] = []
 
@@ -52,11 +54,13 @@ class Account:
             queued = (self._started or self._first) - self._begun
             self._feed.say(FirstToken(self.id, self._first, queued, self._first - self._begun))
 
-    def end(self, ending: Ending, *, completion_tokens: int, cached_tokens: int = 0) -> None:
+    def end(self, ending: Ending, assembler: Assembler) -> None:
         """One of its answers is over."""
         self._endings.append(ending)
-        self._completion_tokens += completion_tokens
-        self._cached_tokens += cached_tokens
+        self._completion_tokens += assembler.completion_tokens
+        self._cached_tokens += assembler.cached_tokens
+        self._proposed_tokens += assembler.proposed_tokens
+        self._accepted_tokens += assembler.accepted_tokens
         if len(self._endings) < self._answers:
             return
         now = time.monotonic()
@@ -72,6 +76,8 @@ class Account:
                 completion_tokens=self._completion_tokens,
                 total_s=now - self._begun,
                 decode_tps=decoded / decoding if decoding > 0 else None,
+                proposed_tokens=self._proposed_tokens,
+                accepted_tokens=self._accepted_tokens,
             )
         )
 
@@ -159,6 +165,8 @@ class Reply:
     def push(self, output: Output) -> bool:
         """Take the engine's next token; true when it was the last one."""
         self._account.token()
+        self._assembler.proposed_tokens += output.proposed
+        self._assembler.accepted_tokens += output.drafted
         events = self._assembler.push(output.token, output.finish, output.logprobs)
         if events:
             self._events += events
@@ -188,10 +196,7 @@ class Reply:
 
     def end(self, ending: Ending) -> None:
         self.over = True
-        assembler = self._assembler
-        self._account.end(
-            ending, completion_tokens=assembler.completion_tokens, cached_tokens=assembler.cached_tokens
-        )
+        self._account.end(ending, self._assembler)
 
 
 class Choices:

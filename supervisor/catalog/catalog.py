@@ -31,6 +31,8 @@ class ModelEntry(msgspec.Struct, frozen=True):
     problem: str | None = None
     identity: str = ""
     """Equal for equal models, wherever they lie; empty when that is not known."""
+    draft: Path | None = None
+    """The folder of the model that proposes what this one says."""
 
 
 class Catalog:
@@ -59,7 +61,10 @@ class Catalog:
             else:
                 folders.add(folder)
                 found = self._scanner.scan(folder)
-            entries[model_id] = _entry(model_id, folder, settings, found)
+            entry = _entry(model_id, folder, settings, found)
+            if settings.draft is not None:
+                entry = self._with_draft(entry, settings.draft, own, folders)
+            entries[model_id] = entry
         self._scanner.forget_except(folders)
         self._entries = entries
         self._names = _names(entries)
@@ -70,6 +75,25 @@ class Catalog:
             return own[model_id]
         source = self._settings.models[model_id].source
         return find_source(model_id, source, own=own, base=self._home.path)
+
+    def _with_draft(
+        self, entry: ModelEntry, name: str, own: dict[str, Path], folders: set[Path]
+    ) -> ModelEntry:
+        """With the folder of its draft, or with what is wrong with that; `folders` gets those looked at."""
+        try:
+            if name in self._settings.models:
+                folder = self._folder(name, own)
+            else:
+                folder = find_source(entry.id, name, own=own, base=self._home.path, key="draft")
+        except SourceError as error:
+            problem = f"its draft can't be used: {error}"
+            return msgspec.structs.replace(entry, problem=entry.problem or problem)
+        folders.add(folder)
+        wrong = self._scanner.scan(folder).problem
+        if wrong is None:
+            return msgspec.structs.replace(entry, draft=folder)
+        problem = f"its draft {name!r} can't be used: {wrong}"
+        return msgspec.structs.replace(entry, draft=folder, problem=entry.problem or problem)
 
     def entries(self) -> list[ModelEntry]:
         """All models, sorted by id, broken ones among them."""

@@ -184,8 +184,21 @@ class Costs:
 
         # One long row takes the most room to compute; fixed states and windows are held by each of many.
         long, many = parts(tokens, 1), parts(tokens // rows, rows)
+        draft_bytes = self._draft_bytes(entry, tokens)
         expected = sum(max(getattr(long, name), getattr(many, name)) for name in long.__struct_fields__)
-        return Cost(min(expected, parts(min(LEAST_CONTEXT, limit), 1).total_bytes), expected)
+        expected += draft_bytes
+        least = parts(min(LEAST_CONTEXT, limit), 1).total_bytes + draft_bytes
+        return Cost(min(expected, least), expected)
+
+    def _draft_bytes(self, entry: ModelEntry, tokens: int) -> int:
+        """Weights of the model's draft, and what it keeps of one row of so many tokens."""
+        if entry.draft is None:
+            return 0
+        try:
+            parts = estimate(read_size(entry.draft), self._machine, Demand(context=tokens))
+        except (SizeError, OSError):
+            return _files_bytes(entry.draft)
+        return parts.weights_bytes + parts.kv_bytes + parts.state_bytes
 
     def _size(self, entry: ModelEntry) -> ModelSize:
         known = self._sizes.get(entry.directory)

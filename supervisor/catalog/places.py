@@ -93,18 +93,19 @@ def find_source(
     own: Mapping[str, Path],
     base: Path,
     environ: Mapping[str, str] = os.environ,
+    key: str = "source",
 ) -> Path:
     """The folder of a model that the configuration names.
 
     `own` are the models in our own folder; `base` is what a relative folder is relative to. Without a
-    `source` the model's id is looked up. Raises SourceError.
+    `source` the model's id is looked up. `key` is what the source is called. Raises SourceError.
     """
     wanted = model_id if source is None else source
     if source is not None and source.startswith(("/", "~", "./", "../")):
         try:
             return base / Path(source).expanduser()
         except RuntimeError:
-            raise SourceError("the home folder that its source begins with is not known") from None
+            raise SourceError(f"the home folder that its {key} begins with is not known") from None
     if wanted in own:
         return own[wanted]
     if _HUB_ID.fullmatch(wanted):
@@ -117,5 +118,5 @@ def find_source(
     if source is None:
         raise SourceError("no model of this id was imported; import one, or give it a `source`")
     raise SourceError(
-        f"its source {wanted!r} is no imported model and no hub id; a folder begins with /, ~ or ./"
+        f"its {key} {wanted!r} is no imported model and no hub id; a folder begins with /, ~ or ./"
     )

@@ -201,6 +201,23 @@ class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_
             extra=ONE_MODEL,
         ),
     ] = {}
+    draft: Annotated[
+        str | None,
+        Meta(
+            description="A small model of the same family that proposes what this one says, which makes a "
+            "single answer faster and changes no text: a folder, a hub id or a model's id, as in `source`.",
+            extra=ONE_MODEL,
+        ),
+    ] = None
+    draft_tokens: Annotated[
+        int,
+        Meta(
+            description="Tokens that `draft` proposes at a time, at most; fewer where it is often wrong.",
+            ge=1,
+            le=64,
+            extra=ONE_MODEL,
+        ),
+    ] = 4
     # The bounds stand at the number: msgspec refuses them on a union.
     context: (
         Annotated[

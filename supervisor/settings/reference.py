@@ -49,6 +49,7 @@ aliases = ["gpt-4o-mini"]
 preload = true
 context = 32768
 adapters = { sql = "~/adapters/sql" }
+draft = "mlx-community/Qwen3-0.6B-4bit"
 sampling = { top_p = 0.95 }
 
 [models.notes]

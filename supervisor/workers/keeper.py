@@ -281,7 +281,7 @@ class Keeper:
             model=entry.id,
             directory=str(entry.directory),
             generation=self.generation,
-            options=options_of(entry.settings, self._memory, self._home.saved_state),
+            options=options_of(entry.settings, self._memory, self._home.saved_state, entry.draft),
         )
 
     def _over(self, life: Life) -> None:

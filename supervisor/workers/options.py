@@ -6,8 +6,13 @@ from shared.launch import Options
 from supervisor.settings import MemorySettings, ModelSettings
 
 
-def options_of(model: ModelSettings, memory: MemorySettings, saved_state: Path) -> Options:
-    """Options of a worker for such a model; `saved_state` is the folder of all prompt state."""
+def options_of(
+    model: ModelSettings, memory: MemorySettings, saved_state: Path, draft: Path | None = None
+) -> Options:
+    """Options of a worker for such a model.
+
+    `saved_state` is the folder of all prompt state, `draft` that of the model's draft, if it has one.
+    """
     return Options(
         context=model.context,
         max_concurrency=model.max_concurrency,
@@ -17,5 +22,7 @@ def options_of(model: ModelSettings, memory: MemorySettings, saved_state: Path) 
         saved_state_bytes=memory.saved_state_bytes,
         sampling=model.sampling,
         thinking=model.thinking,  # type: ignore[arg-type]  # the settings take nothing else
+        draft=None if draft is None else str(draft),
+        draft_tokens=model.draft_tokens,
         adapters={name: str(Path(folder).expanduser()) for name, folder in model.adapters.items()},
     )

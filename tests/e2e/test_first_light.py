@@ -28,6 +28,8 @@ FRANCE = "What is the capital of France?"
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     base = tmp_path_factory.mktemp("first-light")
     config = models_config(**{STARTER: starter_model(), "tiny": tiny_model()})
+    # The last table is that of the tiny model. As its own draft it is always right.
+    config += 'draft = "tiny"\n'
     with Service(base / "home", config=config) as service:
         yield service
 
@@ -90,6 +92,15 @@ def test_two_models_are_two_processes_on_private_sockets(service: Service) -> No
 
 
 @pytest.mark.timeout(120)
+def test_a_draft_is_found_by_its_name_and_tells_what_it_was_good_for(service: Service) -> None:
+    usage = service.chat("tiny", max_tokens=60).json()["usage"]
+    details = usage["completion_tokens_details"]
+    assert usage["completion_tokens"] == 60
+    assert details["accepted_prediction_tokens"] > 30
+    assert details["rejected_prediction_tokens"] == 0
+
+
+@pytest.mark.timeout(120)
 def test_the_first_model_goes_on_while_a_second_is_started(service: Service) -> None:
     service.client.post("/api/models/tiny/unload").raise_for_status()
     with service.stream(STARTER, "Count to one hundred.", max_tokens=60, temperature=0) as stream:
@@ -116,7 +127,6 @@ def test_kill_9_of_a_real_worker_mid_stream(service: Service) -> None:
     assert service.client.get("/health").status_code == 200
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_disconnect_stops_the_generation(service: Service) -> None:
     """Fault 25 with the real worker: streaming, not streaming, and during a long prefill."""
@@ -207,7 +217,6 @@ def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(service: Service
     assert str(window) in error["message"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_kill_9_of_the_supervisor_ends_real_workers_also_while_they_compute(tmp_path: Path) -> None:
     """Fault 3: no worker alive 2 s later, also one that is inside a long native call."""

@@ -66,7 +66,7 @@ class Admission:
 
     def check(self, tokens: int) -> None:
         """Raises PublicError 507 when a row of so many tokens could not even run alone."""
-        needed = self._needs.row_bytes(tokens)
+        needed = self._needs.batch_bytes([tokens])
         if needed > self._room_bytes > 0:
             raise PublicError(
                 507,

@@ -9,6 +9,7 @@ from mlx_lm.generate import StopSequences
 
 from worker.engine.chunks import Chunks
 from worker.engine.constraint_batch import ConstrainedGenerator
+from worker.engine.draft import Draft
 from worker.engine.families import Families
 from worker.engine.logprobs import scored
 from worker.engine.processors import NotYet, processors_of
@@ -16,6 +17,7 @@ from worker.engine.prompt_cache import PromptCache
 from worker.engine.reuse import Reuse
 from worker.engine.rows import Output, Row
 from worker.engine.sampling import Samplers
+from worker.engine.speculation import Counts, Speculated, Speculator
 from worker.text.logprobs import Scored
 
 _KEPT: Final = 64
@@ -28,7 +30,8 @@ class Batch:
     The caller keeps the number of rows at or under `max_rows`. `prefill_step` bounds the prompt tokens that
     one step computes, over all rows, so it bounds how long the decoding rows stall. `line_breaks` are tokens
     that xtc does not leave out. Rows begin with what `prompts` has of their prompt and leave their own state
-    there; without it nothing is kept.
+    there; without it nothing is kept. While one row decodes alone, `draft` proposes up to `draft_tokens`
+    at a time.
     """
 
     def __init__(
@@ -40,6 +43,8 @@ class Batch:
         prefill_step: int,
         line_breaks: Sequence[int] = (),
         prompts: PromptCache | None = None,
+        draft: Draft | None = None,
+        draft_tokens: int = 1,
     ) -> None:
         self._network = network
         self._end_tokens = frozenset(end_tokens)
@@ -49,6 +54,7 @@ class Batch:
         # Two processes started in the same millisecond must not draw alike.
         mx.random.seed(int.from_bytes(os.urandom(8)) >> 1)
         self._samplers = Samplers(logits_width(network), [*sorted(self._end_tokens), *line_breaks])
+        self._speculator = None if draft is None else Speculator(draft, self._samplers, most=draft_tokens)
         self._endings: dict[frozenset[int], StopSequences] = {}
         self._families = Families()
         self._told: dict[int, int] = {}
@@ -57,6 +63,8 @@ class Batch:
         self._generator = self._new_generator()
         self._row_of: dict[int, int] = {}
         self._uid_of: dict[int, int] = {}
+        self._rows: dict[int, Row] = {}
+        """By uid; for the draft."""
         self._prefilling: set[int] = set()
 
     def _new_generator(self) -> ConstrainedGenerator:
@@ -90,7 +98,7 @@ class Batch:
         endings = self._ends(row)
         processors = processors_of(row.sampling)
         if row.min_tokens > 0 and endings:
-            processors.append(NotYet(endings, row.min_tokens))
+            processors.append(NotYet(endings, len(row.prompt) + row.min_tokens))
         if row.control is not None:
             processors.append(row.control)
         cached = 0 if shared is None else len(row.prompt) - 1
@@ -109,6 +117,7 @@ class Batch:
         )
         self._row_of[uid] = row.id
         self._uid_of[row.id] = uid
+        self._rows[uid] = row
         self._prefilling.add(uid)
         self._reuse.begin(uid, row, cached, shared=in_family)
         if row.logprobs is not None:
@@ -141,7 +150,7 @@ class Batch:
         if uid is None:
             waited, _ = self._families.leave(row)
             return waited
-        del self._row_of[uid]
+        del self._row_of[uid], self._rows[uid]
         self._prefilling.discard(uid)
         self._told.pop(uid, None)
         self._reuse.removed(uid, self._generator)
@@ -154,33 +163,58 @@ class Batch:
     def step(self) -> list[Output]:
         """One decode step for every decoding row and one chunk of prompt for those that are not there yet."""
         self.settle()
-        prompts, responses = self._advance()
+        prompts, responses, proposed = self._advance()
         self._reuse.progressed(prompts, self._generator)
         if self._families:
             self._share(prompts)
         outputs = []
-        told = self._tell(responses) if self._told else {}
-        for response in responses:
+        told = self._tell(responses) if self._told else [None] * len(responses)
+        for index, (response, scores) in enumerate(zip(responses, told, strict=True)):
             uid = response.uid
             row = self._row_of[uid]
             self._prefilling.discard(uid)
             if response.finish_reason is not None:
-                del self._row_of[uid], self._uid_of[row]
+                del self._row_of[uid], self._uid_of[row], self._rows[uid]
                 self._told.pop(uid, None)
                 self._reuse.ended(uid, response.all_tokens, response.prompt_cache)
-            outputs.append(Output(row, response.token, response.finish_reason, told.get(uid)))
+            # Of a step with proposals all but the first token were among them.
+            drafted = proposed > 0 and index > 0
+            outputs.append(
+                Output(
+                    row,
+                    response.token,
+                    response.finish_reason,
+                    scores,
+                    proposed if index == 0 else 0,
+                    drafted,
+                )
+            )
         return outputs
 
-    def _advance(self) -> tuple[list[Any], list[Any]]:
+    def _advance(self) -> tuple[list[Any], list[Any], int]:
+        """What was computed of prompts, what rows said, and how many tokens the draft proposed for it."""
         if not self._prefilling:
-            return self._generator.next()  # type: ignore[no-any-return]
+            speculated = self._speculate()
+            if speculated is not None:
+                return [], speculated.responses, speculated.proposed
+            return (*self._generator.next(), 0)
         waiting = len(self._prefilling)
         decoding = len(self._row_of) > waiting
         self._generator.prefill_step_size = self._chunks.size(waiting, decoding=decoding)
         with self._generator.stats() as stats:
             responses = self._generator.next()
         self._chunks.took(stats.prompt_tokens, stats.prompt_time)
-        return responses  # type: ignore[no-any-return]
+        return (*responses, 0)
+
+    def _speculate(self) -> Speculated | None:
+        """A step with the draft, where one row decodes alone and the draft knows enough of it."""
+        speculator = self._speculator
+        if speculator is None or len(self._row_of) != 1:
+            return None
+        (uid,) = self._row_of
+        if not speculator.able(self._generator, self._rows[uid]) or not speculator.read(self._generator):
+            return None
+        return speculator.step(self._generator, self._rows[uid])
 
     def settle(self) -> None:
         """Keep the state of what the last step ended; costs a copy of it, so tell of the step first."""
@@ -207,12 +241,11 @@ class Batch:
             for waiting in self._families.settle(row, cache):
                 self._begin(waiting, cache)
 
-    def _tell(self, responses: list[Any]) -> dict[int, Scored]:
+    def _tell(self, responses: list[Any]) -> list[Scored | None]:
         asked = [response for response in responses if response.uid in self._told]
-        if not asked:
-            return {}
         rows = [(response.logprobs, response.token, self._told[response.uid]) for response in asked]
-        return dict(zip((response.uid for response in asked), scored(rows), strict=True))
+        told = iter(scored(rows) if rows else ())
+        return [next(told) if response.uid in self._told else None for response in responses]
 
     def reset(self) -> list[int]:
         """Drop every row after a failed step, of which the generator's state is unknown; returns them."""
@@ -220,15 +253,32 @@ class Batch:
         self._told.clear()
         self._row_of.clear()
         self._uid_of.clear()
+        self._rows.clear()
         self._prefilling.clear()
         self._reuse.reset()
+        if self._speculator is not None:
+            self._speculator.reset()
         self._generator.close()
         self._generator = self._new_generator()
         return rows
 
     @property
     def kv_bytes(self) -> int:
-        return int(self._generator.prompt_cache_nbytes) + self._families.bytes
+        draft = 0 if self._speculator is None else self._speculator.draft.nbytes
+        return int(self._generator.prompt_cache_nbytes) + self._families.bytes + draft
+
+    @property
+    def speculated(self) -> Counts | None:
+        """What became of the draft's proposals; None without a draft."""
+        return None if self._speculator is None else self._speculator.counts
+
+    def forget_draft(self) -> int:
+        """Let go of what the draft has read; it reads again what it needs. Returns bytes freed."""
+        if self._speculator is None:
+            return 0
+        freed = self._speculator.draft.nbytes
+        self._speculator.draft.reset()
+        return freed
 
 
 def logits_width(network: Any) -> int:

@@ -20,8 +20,15 @@ class ConstrainedRows(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no t
 
     uids: list[int]
     tokens: list[list[int]]
+    max_tokens: list[int]
+    samplers: list[Any]
+    logits_processors: list[Any]
+    prompt_cache: list[Any]
     _next_tokens: Any
     _next_logprobs: list[Any]
+    _num_tokens: list[int]
+    _matchers: list[Any]
+    _token_context: list[Any]
 
     def _step(self) -> tuple[list[int], list[Any]]:
         controls = [_control(processors or ()) for processors in self.logits_processors]

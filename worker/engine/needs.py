@@ -31,6 +31,8 @@ class Needs(msgspec.Struct, frozen=True):
     """However long it is."""
     windows: tuple[tuple[int, int], ...] = ()
     """Caches that hold the last tokens alone: how many, and bytes for each."""
+    draft: "Needs | None" = None
+    """What the draft holds, of one row at a time."""
 
     @property
     def cuttable(self) -> bool:
@@ -48,7 +50,10 @@ class Needs(msgspec.Struct, frozen=True):
 
     def batch_bytes(self, lengths: Sequence[int]) -> int:
         """Bytes of rows with so many tokens each: in a batch all are padded to the longest."""
-        return len(lengths) * self.row_bytes(max(lengths, default=0))
+        if not lengths:
+            return 0
+        draft = 0 if self.draft is None else self.draft.row_bytes(max(lengths))
+        return draft + len(lengths) * self.row_bytes(max(lengths))
 
 
 def measure(network: Any) -> Needs:

@@ -19,19 +19,15 @@ a grammar allows banned tokens only."""
 
 
 class NotYet:
-    """Forbids tokens, those that would end the row, until it has said `least` tokens.
+    """Forbids tokens, those that would end the row, until prompt and answer have `length` tokens together."""
 
-    Called once for each position, in order.
-    """
-
-    def __init__(self, tokens: Iterable[int], least: int) -> None:
+    def __init__(self, tokens: Iterable[int], length: int) -> None:
         self._tokens = mx.array(sorted(tokens))
-        self._left = least
+        self._length = length
 
     def __call__(self, tokens: Any, logits: Any) -> Any:
-        if self._left <= 0:
+        if tokens.size >= self._length:
             return logits
-        self._left -= 1
         return logits.at[:, self._tokens].add(_BAN)
 
 

@@ -143,7 +143,7 @@ class PromptState:
 
         def evict() -> int:
             # The allocator's cache can only be dropped whole, so `wanted_bytes` is met or it is empty.
-            freed = 0 if wanted_bytes == 0 else _clear()
+            freed = 0 if wanted_bytes == 0 else self._engine.forget_draft() + _clear()
             if wanted_bytes is None:
                 return freed + self.cache.shrink(0)
             return freed + self.cache.shrink(self.cache.nbytes - max(0, wanted_bytes - freed))

@@ -47,6 +47,10 @@ class Output(NamedTuple):
     finish: FinishReason | None
     logprobs: Scored | None = None
     """For rows that ask for them."""
+    proposed: int = 0
+    """Tokens that the draft proposed to say after this one."""
+    drafted: bool = False
+    """Whether it is one of those."""
 
 
 class Report(NamedTuple):

@@ -5,6 +5,7 @@ rows have the same one. A seeded row has its own, which draws with a key made of
 its text depends neither on the rows beside it nor on what ran before.
 """
 
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -63,12 +64,13 @@ def apply_xtc(logprobs: Any, sampling: Sampling, spared: Any, draws: Any) -> Any
 class OwnSampler:
     """What mlx-lm's sampler does, with draws of our own: with a seed, and with xtc for each row apart.
 
-    With a seed it is for one row alone and is called once per position, in order.
+    With a seed it is for one row alone and is called once per position, in order, or asked by position.
     """
 
     def __init__(self, sampling: Sampling, *, vocabulary: int, spared: Sequence[int] = ()) -> None:
         self._seed = sampling.seed
-        self._position = 0
+        self.position = 0
+        """Of the next draw, from the row's first token on."""
         self._sampling = _bounded(sampling, vocabulary)
         mask = mx.zeros((vocabulary,), dtype=mx.bool_)
         if spared:
@@ -76,6 +78,13 @@ class OwnSampler:
         self._spared = mask
 
     def __call__(self, logprobs: Any) -> Any:
+        tokens = self.draw(logprobs, self.position)
+        self.position += 1
+        return tokens
+
+    def draw(self, logprobs: Any, position: int) -> Any:
+        """What is drawn at `position`: with a seed always the same for the same log probabilities, and for
+        others the token that the same random numbers favour."""
         sampling = self._sampling
         # The filters and their order are mlx-lm's, so that a seed changes nothing but the draw.
         if 0 < sampling.top_p < 1:
@@ -83,18 +92,17 @@ class OwnSampler:
         if sampling.min_p > 0:
             logprobs = apply_min_p(logprobs, sampling.min_p)
         if sampling.xtc_probability > 0:
-            draws = mx.random.uniform(shape=(logprobs.shape[0], 1), key=self._key(_XTC))
+            draws = mx.random.uniform(shape=(logprobs.shape[0], 1), key=self._key(_XTC, position))
             logprobs = apply_xtc(logprobs, sampling, self._spared, draws)
         if sampling.top_k > 0:
             logprobs = apply_top_k(logprobs, sampling.top_k)
-        key = self._key(0)
-        self._position += 1
+        key = self._key(0, position)
         return mx.random.categorical(logprobs * (1 / sampling.temperature), key=key)
 
-    def _key(self, purpose: int) -> Any:
+    def _key(self, purpose: int, position: int) -> Any:
         if self._seed is None:
             return None
-        return mx.array(key_words(self._seed ^ purpose, self._position), dtype=mx.uint32)
+        return mx.array(key_words(self._seed ^ purpose, position), dtype=mx.uint32)
 
 
 class Samplers:
@@ -131,6 +139,14 @@ class Samplers:
                 del self._shared[next(iter(self._shared))]
             sampler = self._shared[sampling] = self._new(sampling)
         return sampler
+
+    def seeded(self, sampling: Sampling) -> OwnSampler | None:
+        """One that draws by position, for one row, with a seed even where it has none; None for greedy."""
+        if sampling.greedy:
+            return None
+        if sampling.seed is None:
+            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(64))
+        return self._own(sampling)
 
     def _new(self, sampling: Sampling) -> Sampler:
         if sampling.xtc_probability > 0:

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from worker.engine.batch import Batch
 from worker.engine.rows import Report, Row
+from worker.engine.speculation import Counts
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +126,15 @@ class Engine:
                 self._batch.forget(family)
 
         self._commands.put(command)
+
+    @property
+    def speculated(self) -> Counts | None:
+        """What became of the draft's proposals; None without a draft. May be read on any thread."""
+        return None if self._batch is None else self._batch.speculated
+
+    def forget_draft(self) -> int:
+        """Free what the draft holds of a row; bytes freed. Only on the engine's thread, within a `call`."""
+        return 0 if self._batch is None else self._batch.forget_draft()
 
     def stop(self) -> None:
         """End the thread after the step it is in."""

@@ -3,29 +3,21 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
-from mlx_lm.utils import _get_classes, load_config, load_model, load_tokenizer
+from mlx_lm.utils import load_config, load_tokenizer
 
 from shared.launch import Options, Sampling
 from shared.status import FailureKind, Progress
 from worker.model.description import context_window, logits_width, sampling_defaults
-from worker.model.embedding import (
-    Embedding,
-    check_architecture,
-    classes_for_headless,
-    embedding_of,
-    headless,
-)
+from worker.model.draft import DraftModel, load_draft
+from worker.model.embedding import Embedding, check_architecture, embedding_of, headless
 from worker.model.failures import LoadError, explain
-from worker.model.precision import on_cpu, parameters, weights_bytes, widen
+from worker.model.network import evaluate, load_network
 from worker.text.detokenize import Detokenizers
 from worker.text.dialect import Dialect
 from worker.text.template import Template
-
-_PIECE_BYTES: Final = 256 * 2**20
-"""Weights evaluated between two reports of progress."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +43,8 @@ class Model:
     """Token ids go from 0 up to, and not including, this."""
     line_breaks: tuple[int, ...]
     """Tokens of the line break."""
+    draft: DraftModel | None = None
+    """Proposes what it says while one row runs."""
 
 
 def load(directory: Path, options: Options, report: Callable[[Progress], None]) -> Model:
@@ -72,26 +66,25 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
     config = load_config(directory)
     check_architecture(config)
     embedding = embedding_of(directory, config)
-    network, config = _load_network(directory, bare=embedding is not None and headless(directory))
-    if on_cpu():
-        widen(network, lambda done, total: report(Progress("weights", done, total)))
-    total = weights_bytes(network)
-    done = pending = 0
-    piece: list[Any] = []
-    for _, array in parameters(network):
-        piece.append(array)
-        pending += array.nbytes
-        if pending >= _PIECE_BYTES:
-            mx.eval(piece)
-            done, pending, piece = done + pending, 0, []
-            report(Progress("weights", done, total))
-    mx.eval(piece)
+    network, config = load_network(directory, bare=embedding is not None and headless(directory))
+    total = evaluate(network, report)
     report(Progress("tokenizer"))
     tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
     mx.clear_cache()
     template = Template(tokenizer)
     dialect = Dialect(tokenizer)
     vocabulary = tokenizer.get_vocab()
+    draft = None
+    if options.draft is not None:
+        if embedding is not None:
+            raise LoadError(FailureKind.UNSUPPORTED, "an embedding model says nothing that could be drafted")
+        draft = load_draft(
+            Path(options.draft),
+            target=network,
+            target_directory=directory,
+            vocabulary=vocabulary,
+            report=report,
+        )
     return Model(
         network=network,
         tokenizer=tokenizer,
@@ -108,17 +101,8 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
         # Some tokenizers have tokens that the model has no logits for.
         vocabulary=min(max(vocabulary.values(), default=-1) + 1, logits_width(config)),
         line_breaks=tuple(tokenizer.encode("\n", add_special_tokens=False)),
+        draft=draft,
     )
-
-
-def _load_network(directory: Path, *, bare: bool) -> tuple[Any, dict[str, Any]]:
-    """`bare` weights are those of the body alone; its embedding then stands in for the head."""
-    options: dict[str, Any] = {}
-    if bare:
-        options["model_config"] = {"tie_word_embeddings": True}
-        options["get_model_classes"] = classes_for_headless(_get_classes)
-    network, config = load_model(directory, lazy=True, **options)
-    return network, config
 
 
 def _capabilities(

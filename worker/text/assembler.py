@@ -25,8 +25,10 @@ class Assembler:
         "_stop_tokens",
         "_stops",
         "_texts",
+        "accepted_tokens",
         "cached_tokens",
         "completion_tokens",
+        "proposed_tokens",
     )
 
     def __init__(
@@ -61,6 +63,9 @@ class Assembler:
         self._calls = 0
         self._likelihoods = PendingLikelihoods()
         self.completion_tokens = 0
+        self.proposed_tokens = 0
+        """By the draft; `accepted_tokens` of them are in the answer."""
+        self.accepted_tokens = 0
 
     def push(self, token: int, finish: FinishReason | None, scored: Scored | None = None) -> list[ReplyEvent]:
         """The events that `token` brings.
@@ -143,4 +148,11 @@ class Assembler:
 
     def _usage(self) -> Usage:
         reasoning = 0 if self._splitter is None else self._splitter.reasoning_tokens
-        return Usage(self._prompt_tokens, self.completion_tokens, self.cached_tokens, reasoning)
+        return Usage(
+            self._prompt_tokens,
+            self.completion_tokens,
+            self.cached_tokens,
+            reasoning,
+            self.proposed_tokens,
+            self.accepted_tokens,
+        )

@@ -22,6 +22,10 @@ class Usage(msgspec.Struct, frozen=True):
     """Prompt tokens that were not computed again."""
     reasoning: int = 0
     """Completion tokens that the model thought with."""
+    proposed: int = 0
+    """Tokens that the draft proposed, whether or not they became part of the completion."""
+    accepted: int = 0
+    """Completion tokens that the draft had proposed."""
 
 
 def total_usage(prompts: Iterable[Sequence[Usage]]) -> Usage:
@@ -32,6 +36,8 @@ def total_usage(prompts: Iterable[Sequence[Usage]]) -> Usage:
         completion=sum(answer.completion for answers in prompts for answer in answers),
         cached=sum(answers[0].cached for answers in prompts),
         reasoning=sum(answer.reasoning for answers in prompts for answer in answers),
+        proposed=sum(answer.proposed for answers in prompts for answer in answers),
+        accepted=sum(answer.accepted for answers in prompts for answer in answers),
     )
 
 

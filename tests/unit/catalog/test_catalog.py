@@ -233,3 +233,35 @@ def test_a_configured_context_is_a_bound(home: Home) -> None:
     write_fake_model(home.models / "b")
     catalog = Catalog(home, settings(a=ModelSettings(context=100), b=ModelSettings(context=1_000_000)))
     assert [entry.context for entry in catalog.entries()] == [100, 4096]
+
+
+def test_a_draft_is_found_as_a_source_is(home: Home, tmp_path: Path) -> None:
+    write_fake_model(home.models / "large")
+    write_fake_model(home.models / "org" / "small")
+    write_fake_model(tmp_path / "elsewhere")
+    (home.models / "broken").mkdir()
+    folder = str(tmp_path / "elsewhere")
+    catalog = Catalog(
+        home,
+        settings(
+            named=ModelSettings(source=folder),
+            by_id=ModelSettings(source="large", draft="org/small"),
+            by_folder=ModelSettings(source="large", draft=folder),
+            by_name=ModelSettings(source="large", draft="named"),
+            by_hub=ModelSettings(source="large", draft="org/absent"),
+            nowhere=ModelSettings(source="large", draft="absent"),
+            half=ModelSettings(source="large", draft="broken"),
+        ),
+    )
+    drafts = {entry.id: entry.draft for entry in catalog.entries()}
+    assert drafts["large"] is None
+    assert drafts["by-id"] == home.models / "org" / "small"
+    assert drafts["by-folder"] == drafts["by-name"] == tmp_path / "elsewhere"
+    problems = {entry.id: entry.problem for entry in catalog.entries() if entry.problem}
+    assert problems.keys() == {"broken", "by-hub", "nowhere", "half"}
+    assert problems["by-hub"] == (
+        "its draft can't be used: org/absent is not in the local Hugging Face cache; "
+        "get it with: hf download org/absent"
+    )
+    assert str(problems["nowhere"]).startswith("its draft can't be used: its draft 'absent' is no imported")
+    assert str(problems["half"]).startswith("its draft 'broken' can't be used: ")

@@ -210,3 +210,15 @@ def test_what_a_worker_gives_back_when_asked_does_not_count() -> None:
     assert lasting_bytes(memory) == 50
     # Where the system counts less than mlx holds, the weights are there all the same.
     assert lasting_bytes(Memory(footprint_bytes=10, cache_bytes=20, weights_bytes=40)) == 40
+
+
+def test_a_draft_counts_with_its_weights_and_one_row(home: Home) -> None:
+    write_tiny(home.models / "large", Tiny(layers=8))
+    write_tiny(home.models / "small", Tiny())
+    costs = Costs(GPU)
+    alone = costs.cost(entry_of(home, "large"))
+    drafted = costs.cost(entry_of(home, "large", draft="small"))
+    small = estimate(read_size(home.models / "small"), GPU, Demand(context=2048))
+    added = small.weights_bytes + small.kv_bytes
+    assert drafted.estimate_bytes == alone.estimate_bytes + added
+    assert drafted.least_bytes == alone.least_bytes + added

@@ -31,3 +31,11 @@ def test_adapters_have_absolute_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     options = options_of(ModelSettings(adapters={"sql": "~/sql"}), MemorySettings(), FOLDER)
     assert options.adapters == {"sql": "/home/me/sql"}
+
+
+def test_a_draft_is_passed_on_as_a_folder() -> None:
+    options = options_of(
+        ModelSettings(draft="small", draft_tokens=7), MemorySettings(), FOLDER, Path("/m/small")
+    )
+    assert (options.draft, options.draft_tokens) == ("/m/small", 7)
+    assert options_of(ModelSettings(), MemorySettings(), FOLDER).draft is None

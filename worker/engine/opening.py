@@ -1,0 +1,43 @@
+"""Makes the batch of a loaded model and lets it generate for the first time. Runs on the engine's thread."""
+
+from shared.launch import Options
+from worker.engine.batch import Batch, logits_width
+from worker.engine.draft import Draft
+from worker.engine.prompt_cache import PromptCache
+from worker.engine.rows import Row
+from worker.model.draft import DraftModel
+from worker.model.loading import Model
+from worker.request import Sampling
+
+
+def open_batch(model: Model, options: Options, prompts: PromptCache) -> Batch:
+    """The batch, after a token was really generated; with a draft, after proposals were checked too."""
+    batch = Batch(
+        model.network,
+        model.end_tokens,
+        max_rows=options.max_concurrency,
+        prefill_step=options.prefill_step,
+        line_breaks=model.line_breaks,
+        prompts=prompts,
+        draft=None if model.draft is None else _draft(model, model.draft, options),
+        draft_tokens=options.draft_tokens,
+    )
+    most = 1 if model.draft is None else 2 + options.draft_tokens
+    greedy = Sampling(temperature=0.0)
+    batch.insert(Row(id=0, prompt=[0, 0, 0, 0], max_tokens=most, sampling=greedy, ignore_eos=True))
+    while len(batch):
+        batch.step()
+    if (counts := batch.speculated) is not None:
+        # Nobody asked for these.
+        counts.steps = counts.proposed = counts.accepted = 0
+    return batch
+
+
+def _draft(model: Model, draft: DraftModel, options: Options) -> Draft:
+    return Draft(
+        draft.network,
+        width=logits_width(model.network),
+        own_width=draft.width,
+        context=min(draft.context, model.context_window),
+        prefill_step=options.prefill_step,
+    )

@@ -1,0 +1,46 @@
+"""Loads a network's weights into memory. Runs on the engine's thread, like everything that uses mlx."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx_lm.utils import _get_classes, load_model
+
+from shared.status import Progress
+from worker.model.embedding import classes_for_headless
+from worker.model.precision import on_cpu, parameters, weights_bytes, widen
+
+_PIECE_BYTES: Final = 256 * 2**20
+"""Weights evaluated between two reports of progress."""
+
+
+def load_network(directory: Path, *, bare: bool = False) -> tuple[Any, dict[str, Any]]:
+    """The network and its configuration, nothing evaluated yet.
+
+    `bare` weights are those of the body alone; its embedding then stands in for the head.
+    """
+    options: dict[str, Any] = {}
+    if bare:
+        options["model_config"] = {"tie_word_embeddings": True}
+        options["get_model_classes"] = classes_for_headless(_get_classes)
+    network, config = load_model(directory, lazy=True, **options)
+    return network, config
+
+
+def evaluate(network: Any, report: Callable[[Progress], None]) -> int:
+    """Bring the weights into memory, piece by piece, in the precision they are computed in; their bytes."""
+    if on_cpu():
+        widen(network, lambda done, total: report(Progress("weights", done, total)))
+    total = weights_bytes(network)
+    done = pending = 0
+    piece: list[Any] = []
+    for _, array in parameters(network):
+        piece.append(array)
+        pending += array.nbytes
+        if pending >= _PIECE_BYTES:
+            mx.eval(piece)
+            done, pending, piece = done + pending, 0, []
+            report(Progress("weights", done, total))
+    mx.eval(piece)
+    return total
