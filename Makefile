@@ -36,7 +36,7 @@ test: $(VENV)/.dev-ready
 
 # Service managers, chaos, and what a real model makes of things: CI runs them after the others.
 test-slow: $(VENV)/.dev-ready
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
 
 check: $(VENV)/.dev-ready
 	$(BIN)/ruff check .

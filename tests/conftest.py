@@ -1,6 +1,13 @@
 """Fixtures for every test."""
 
+import signal
+
 import pytest
+
+
+def pytest_configure() -> None:
+    """A shell that runs the tests in the background has them ignore Ctrl-C, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

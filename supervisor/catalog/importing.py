@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,8 @@ from typing import Final
 import msgspec
 
 from shared.importing import PARTIAL_PREFIX, ImportEvent, ImportFailed, ImportProgress, decode_event
+from supervisor.catalog import helper
+from supervisor.catalog.helper import Helper, HelperError, helper_environment
 from supervisor.home import Home
 
 # -P: what lies in the current folder is none of our program.
@@ -24,12 +25,6 @@ IMPORTER: Final = (sys.executable, "-P", "-m", "worker.gguf")
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _MAX_ID_CHARACTERS: Final = 96
-_SILENCE_S: Final = 120.0
-"""An importer that tells nothing for so long hangs: every few megabytes are told."""
-_GRACE_S: Final = 3.0
-_STDERR_LINES: Final = 5
-_LINE_BYTES: Final = 64 << 10
-_PASSED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 class ModelImportError(Exception):
@@ -77,27 +72,31 @@ async def import_model(
     check_id(model_id)
     folder = home.models / model_id
     _check_free(home.models, folder, model_id)
+    importer = Helper(
+        "importer",
+        _command_line(command, file, folder),
+        helper_environment(environ),
+        decode_event,
+        silence_s=helper.SILENCE_S,
+        grace_s=helper.GRACE_S,
+    )
+
+    def told(event: ImportEvent) -> None:
+        if isinstance(event, ImportProgress):
+            progress(event)
+
     try:
-        process = await asyncio.create_subprocess_exec(
-            *_command_line(command, file, folder),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={name: environ[name] for name in _PASSED if name in environ},
-            limit=_LINE_BYTES,
-        )
-    except OSError as error:
-        raise ModelImportError(f"the importer could not be started: {error.strerror}") from error
-    try:
-        last, complaints = await _listen(process, progress)
+        ended = await importer.run(told)
+    except HelperError as error:
+        raise ModelImportError(str(error)) from error
     finally:
-        await _end(process)
-        if process.returncode != 0:
-            await asyncio.to_thread(_remove_partial, home.models, folder, process.pid)
+        if importer.pid is not None and importer.returncode != 0:
+            await asyncio.to_thread(_remove_partial, home.models, folder, importer.pid)
+    last = ended.last
     if isinstance(last, ImportFailed):
         raise ModelImportError(last.message)
-    if process.returncode != 0 or last is None or isinstance(last, ImportProgress):
-        raise ModelImportError(_death(file, process.returncode, complaints))
+    if ended.returncode != 0 or last is None or isinstance(last, ImportProgress):
+        raise ModelImportError(f"{file.name}: {ended.describe('importer')}")
     return ImportedModel(model_id, folder, last.architecture, last.weights_bytes)
 
 
@@ -114,61 +113,6 @@ def _check_free(models: Path, folder: Path, model_id: str) -> None:
         raise ModelImportError(f"{organisation.name!r} is a model, so there can't be a model {model_id!r}")
 
 
-async def _listen(
-    process: asyncio.subprocess.Process, progress: Callable[[ImportProgress], None]
-) -> tuple[ImportEvent | None, list[str]]:
-    """The last event and the last lines of stderr, once the process has closed both."""
-    assert process.stdout is not None and process.stderr is not None
-    complaints = asyncio.ensure_future(_last_lines(process.stderr))
-    last: ImportEvent | None = None
-    try:
-        while True:
-            try:
-                line = await asyncio.wait_for(process.stdout.readline(), _SILENCE_S)
-                if not line:
-                    return last, await asyncio.wait_for(complaints, _SILENCE_S)
-                last = decode_event(line)
-            except TimeoutError:
-                raise ModelImportError(f"the importer hung: it told nothing for {_SILENCE_S:.0f} s") from None
-            except (msgspec.MsgspecError, ValueError) as error:
-                raise ModelImportError(f"the importer can't be understood: {error}") from error
-            if isinstance(last, ImportProgress):
-                progress(last)
-    finally:
-        complaints.cancel()
-        await asyncio.wait({complaints})
-
-
-async def _last_lines(stream: asyncio.StreamReader) -> list[str]:
-    kept: deque[str] = deque(maxlen=_STDERR_LINES)
-    rest = b""
-    while chunk := await stream.read(_LINE_BYTES):
-        *lines, rest = (rest + chunk).split(b"\n")
-        rest = rest[-_LINE_BYTES:]
-        kept.extend(line.decode("utf-8", "replace") for line in lines if line.strip())
-    return [*kept, rest.decode("utf-8", "replace")] if rest.strip() else list(kept)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """See the process gone: it is asked first, by its lifeline's end, and then killed."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        await asyncio.wait_for(_drained(process), _GRACE_S)
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await _drained(process)
-
-
-async def _drained(process: asyncio.subprocess.Process) -> None:
-    """Wait for the end. Output that nobody reads would hold up asyncio's news of it."""
-    for stream in (process.stdout, process.stderr):
-        while stream is not None and await stream.read(_LINE_BYTES):
-            pass
-    await process.wait()
-
-
 def _remove_partial(models: Path, folder: Path, pid: int) -> None:
     """What the importer removes itself unless it was killed."""
     partial = folder.parent / f"{PARTIAL_PREFIX}{folder.name}-{pid}"
@@ -178,11 +122,3 @@ def _remove_partial(models: Path, folder: Path, pid: int) -> None:
             with contextlib.suppress(OSError):
                 # Only when it is empty: the organisation's folder was made for this model.
                 folder.parent.rmdir()
-
-
-def _death(file: Path, returncode: int | None, complaints: list[str]) -> str:
-    if returncode is not None and returncode < 0:
-        how = f"the importer was ended by signal {-returncode}; it may have run out of memory"
-    else:
-        how = f"the importer ended with status {returncode}"
-    return f"{file.name}: {how}" + (f". It said: {complaints[-1]}" if complaints else "")

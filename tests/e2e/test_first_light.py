@@ -127,6 +127,7 @@ def test_kill_9_of_a_real_worker_mid_stream(service: Service) -> None:
     assert service.client.get("/health").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_disconnect_stops_the_generation(service: Service) -> None:
     """Fault 25 with the real worker: streaming, not streaming, and during a long prefill."""
@@ -217,6 +218,7 @@ def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(service: Service
     assert str(window) in error["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_kill_9_of_the_supervisor_ends_real_workers_also_while_they_compute(tmp_path: Path) -> None:
     """Fault 3: no worker alive 2 s later, also one that is inside a long native call."""

@@ -51,6 +51,7 @@ def test_all_272_tensors_are_exactly_the_file_s(folder: Path) -> None:
         np.testing.assert_array_equal(ours, values.reshape(tensor.shape), err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_it_knows_the_capital_of_france(folder: Path) -> None:
     model, tokenizer = load(str(folder))

@@ -294,6 +294,7 @@ def test_a_request_during_the_unload_gets_an_answer(start: Start) -> None:
     assert answers == [200] * 40
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_alternating_models_with_room_for_one(start: Start) -> None:
     """21. 100 requests by four clients in turn: all answered, never two residents."""
@@ -329,6 +330,7 @@ def test_the_client_that_caused_a_load_goes_away(start: Start) -> None:
     assert service.worker("a")["generation"] == 1  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_clients_that_go_away_leave_nothing_behind(start: Start) -> None:
     """25. In the queue, before the head, mid-stream, and without streaming: the row is freed each time."""
     service = start()

@@ -22,7 +22,7 @@ SUPERVISOR_FLOORS = (
     ("workers",),
     ("catalog",),
     ("settings", "history", "system", "console"),
-    ("telemetry", "home", "http", "database"),
+    ("telemetry", "home", "http", "database", "pulling"),
 )
 WORKER_FLOORS = (
     ("__main__",),
@@ -72,6 +72,14 @@ def test_the_front_imports_nothing_heavy(side: str) -> None:
     for name, path in modules(side):
         roots = {imported.partition(".")[0] for imported in imports(name, path)}
         assert not roots & HEAVY, f"{name} imports {roots & HEAVY}"
+
+
+def test_the_hub_s_client_is_imported_by_the_program_that_downloads_alone() -> None:
+    for name, path in modules("supervisor"):
+        found = imports(name, path)
+        if not name.startswith("supervisor.pulling"):
+            assert not {imported for imported in found if imported.startswith("supervisor.pulling")}, name
+            assert not {"huggingface_hub", "httpx2"} & {item.partition(".")[0] for item in found}, name
 
 
 @pytest.mark.parametrize(("side", "floors"), [("supervisor", SUPERVISOR_FLOORS), ("worker", WORKER_FLOORS)])

@@ -249,6 +249,7 @@ async def test_fifty_at_once_are_all_answered() -> None:
     assert all(len(text) == 8 for text in texts)
 
 
+@pytest.mark.slow
 async def test_the_starter_knows_the_capital_of_france(starter: Path) -> None:
     async with serving(directory=starter) as worker:
         body = await worker.answer("What is the capital of France?", max_tokens=20)

@@ -207,6 +207,7 @@ async def test_the_official_client_completes_texts() -> None:
         assert len(text) == 5
 
 
+@pytest.mark.slow
 async def test_a_real_model_goes_on_with_a_text(starter: Path) -> None:
     async with serving(directory=starter) as worker:
         body = await complete(worker, prompt="The capital of France is", max_tokens=4, echo=True, logprobs=1)

@@ -151,7 +151,7 @@ async def test_other_models_refuse() -> None:
 
 
 async def test_rows_keep_running_and_many_texts_are_answered(worker: Worker) -> None:
-    texts = [f"text {number} " * (number % 20 + 1) for number in range(500)]
+    texts = [f"text {number} " * (number % 20 + 1) for number in range(100)]
     async with worker.stream(max_tokens=ENDLESS) as stream:
         await anext(stream)
         embedding = asyncio.create_task(embed(worker, texts))

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from shared.importing import ImportProgress
-from supervisor.catalog import importing
+from supervisor.catalog import helper
 from supervisor.catalog.catalog import Catalog
 from supervisor.catalog.importing import ModelImportError, default_id, import_model
 from supervisor.catalog.starter import find_starter
@@ -92,14 +92,14 @@ async def test_what_can_t_be_imported_is_told_in_its_words(home: Home, tmp_path:
         ("sys.exit('no module named worker')", "ended with status 1. It said: no module named worker"),
         ("sys.exit(0)", "ended with status 0"),
         ("print('hello', flush=True); time.sleep(60)", "can't be understood"),
-        ("print('x' * 1_000_000, flush=True); time.sleep(60)", "can't be understood"),
+        ("print('x' * 3_000_000, flush=True); time.sleep(60)", "can't be understood"),
         ("sys.stderr.write('x' * 1_000_000); sys.exit(9)", "ended with status 9"),
     ],
 )
 async def test_an_importer_that_dies_is_a_sentence(
     home: Home, tmp_path: Path, text: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importing, "_GRACE_S", 0.2)
+    monkeypatch.setattr(helper, "GRACE_S", 0.2)
     with pytest.raises(ModelImportError) as caught:
         await import_model(tmp_path / "a.gguf", home, command=script(tmp_path, text))
     assert expected in str(caught.value)
@@ -109,8 +109,8 @@ async def test_an_importer_that_dies_is_a_sentence(
 async def test_a_silent_importer_is_ended(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importing, "_SILENCE_S", 0.5)
-    monkeypatch.setattr(importing, "_GRACE_S", 0.2)
+    monkeypatch.setattr(helper, "SILENCE_S", 0.5)
+    monkeypatch.setattr(helper, "GRACE_S", 0.2)
     with pytest.raises(ModelImportError, match="the importer hung"):
         await import_model(tmp_path / "a.gguf", home, command=script(tmp_path, "time.sleep(60)"))
     assert not own_children()
@@ -125,7 +125,7 @@ async def test_cancelled_it_leaves_no_process_and_no_folder(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the importer is deaf and had begun to write."""
-    monkeypatch.setattr(importing, "_GRACE_S", 0.2)
+    monkeypatch.setattr(helper, "GRACE_S", 0.2)
     deaf = script(
         tmp_path,
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

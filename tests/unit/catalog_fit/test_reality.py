@@ -25,6 +25,19 @@ from worker.model import precision
 GPU = Machine("test GPU", "metal", 64 * 2**30, 48 * 2**30)
 CPU = Machine("test CPU", "cpu", 64 * 2**30)
 
+USUAL = (
+    "llama",
+    "mistral",
+    "gemma3_text",
+    "gpt_oss",
+    "deepseek_v3",
+    "mamba2",
+    "lfm2",
+    "qwen3_next",
+    "falcon_h1",
+)
+"""One of every way to keep a cache, for every change; the others take their time."""
+
 NOT_BATCHED = {"llama4"}
 """Kinds that mlx-lm can't batch; they are run alone."""
 
@@ -73,7 +86,9 @@ def estimated_cache(size: ModelSize, machine: Machine, *, rows: int, tokens: int
     return parts.kv_bytes + parts.state_bytes
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in USUAL else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_estimate_is_near_what_mlx_holds(kind: str, tmp_path: Path) -> None:
     folder = write_kind(tmp_path / kind, kind)
     network, _ = load_model(folder)
