@@ -2,7 +2,12 @@
 
 import signal
 
+import hypothesis
 import pytest
+
+# How long an example takes says more of the machine than of the code.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:

@@ -173,7 +173,7 @@ def header_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return tiny_gguf(tmp_path_factory.mktemp("gguf") / "a.gguf").read_bytes()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_header_is_only_ever_a_refusal(header_bytes: bytes, data: st.DataObject) -> None:
     """Whatever bytes change: a plan, or GgufError; no other exception, no endless loop, no huge memory."""

@@ -43,6 +43,8 @@ async def test_a_streamed_call_is_parsed_into_its_model() -> None:
             tools=[pydantic_function_tool(GetWeather)],
             tool_choice=NAMED,
             max_tokens=300,
+            reasoning_effort="none",
+            seed=1,
         ) as stream,
     ):
         kinds = [event.type async for event in stream]

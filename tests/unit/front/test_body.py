@@ -96,7 +96,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(), JSON), st.text(), st.booleans())
 def test_any_object_with_a_model_is_opened(fields: dict[str, Any], model: str, escape: bool) -> None:
     body = {**fields, "model": model, "stream": True}

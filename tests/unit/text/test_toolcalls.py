@@ -27,7 +27,7 @@ def test_a_reply_of_the_family_is_understood(sample: Sample, tokens: bool) -> No
     assert len(set(view.ids)) == len(view.ids)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(sample=st.sampled_from(SAMPLES), tokens=st.booleans(), data=st.data())
 def test_how_the_text_is_cut_changes_nothing(sample: Sample, tokens: bool, data: st.DataObject) -> None:
     language = dialect(sample.family, tokens=tokens)
@@ -51,7 +51,7 @@ def fragments(family: type[Family]) -> st.SearchStrategy[str]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(family=st.sampled_from(FAMILIES), tokens=st.booleans(), data=st.data())
 def test_nonsense_is_cut_alike_leaks_no_marker_and_makes_no_broken_call(
     family: type[Family], tokens: bool, data: st.DataObject
