@@ -27,6 +27,7 @@ from worker.api.decisions import DecisionsRoute
 from worker.api.embeddings import EmbeddingsRoute
 from worker.api.exchange import ClientGone, Exchange
 from worker.api.models import Models
+from worker.api.responses import InputTokens, Responses
 from worker.api.systemone import SystemOneRoute
 from worker.completion import Completions
 from worker.decisions import Decisions
@@ -104,6 +105,8 @@ class App:
             "/v1/completions": {"POST": self._not_loaded},
             "/v1/decisions": {"POST": self._not_loaded},
             "/v1/embeddings": {"POST": self._not_loaded},
+            "/v1/responses": {"POST": self._not_loaded},
+            "/v1/responses/input_tokens": {"POST": self._not_loaded},
             "/v1/systemone": {"POST": self._not_loaded},
         }
 
@@ -214,6 +217,8 @@ class App:
         embeddings = self._embeddings(completions)
         self._routes["/v1/embeddings"] = {"POST": EmbeddingsRoute(embeddings, model_id=record.model)}
         self._routes["/v1/models"] = {"GET": models}
+        self._routes["/v1/responses"] = {"POST": Responses(completions)}
+        self._routes["/v1/responses/input_tokens"] = {"POST": InputTokens(completions)}
         self._say(
             Ready(
                 socket=record.socket,

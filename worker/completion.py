@@ -225,6 +225,11 @@ class Completions:
         """The prompt of `request`. Raises PublicError 400 for what the model can't take."""
         return await self.in_preparation(lambda: self._tokenise(request))
 
+    async def count(self, request: Request) -> int:
+        """Tokens of the prompt of `request`, which may be more than fit. Raises PublicError 400."""
+        guide = await self._guides.prepare(request)
+        return len(await self.in_preparation(lambda: self._chat_tokens(guide.request, fits=False)))
+
     def pieces(self, tokens: Sequence[int]) -> tuple[list[str], list[int]]:
         """The text that each token adds, and where it begins, in characters."""
         detokenizer = self.model.detokenizers.new()
@@ -266,12 +271,13 @@ class Completions:
             raise self._too_long(str(len(prompt)), param)
         return prompt
 
-    def _chat_tokens(self, request: Request) -> list[int]:
+    def _chat_tokens(self, request: Request, *, fits: bool = True) -> list[int]:
         template = self.model.template
         if not template.usable:
             raise unsupported(self.model_id)
         text = template.render(request)
-        self._check_length(text, "messages")
+        if fits:
+            self._check_length(text, "messages")
         return template.encode(text)
 
     def _text_tokens(self, text: str) -> list[int]:

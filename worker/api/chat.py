@@ -18,6 +18,7 @@ from shared.errors import PublicError
 from worker.api.chat_wire import ChatAsked, to_request
 from worker.api.exchange import Exchange
 from worker.api.functions_wire import in_functions
+from worker.api.logprobs_wire import token_object
 from worker.api.session import in_session
 from worker.api.structure_wire import warning_headers
 from worker.api.usage import usage_object
@@ -25,11 +26,8 @@ from worker.api.validation import decode
 from worker.completion import Completions
 from worker.reply import Choices
 from worker.text.events import Finished, ReplyEvent, TextDelta
-from worker.text.logprobs import Likelihood, TokenLikelihood, spelled
 from worker.text.pieces import CallArguments, CallBegan, CallCut, CallEnded, CallVoided, Reasoning
 
-UNLIKELY = -9999.0
-"""JSON has no infinity; OpenAI says that this stands for it."""
 _MALFORMED: Final = {"malformed_tool_call": True}
 
 
@@ -107,7 +105,7 @@ class _Answer:
             match event:
                 case TextDelta():
                     self._pieces.append(event.text)
-                    self._logprobs += map(_token, event.logprobs)
+                    self._logprobs += map(token_object, event.logprobs)
                     self._malformed |= event.flagged
                 case Reasoning():
                     self._reasoning.append(event.text)
@@ -209,7 +207,7 @@ class _Stream:
         text = "".join([event.text for event in events])
         delta = {"content": text, **(_MALFORMED if flagged else {})}
         if self._asked.logprobs:
-            tokens = [_token(token) for event in events for token in event.logprobs]
+            tokens = [token_object(token) for event in events for token in event.logprobs]
             return self._chunk(delta, logprobs={"content": tokens, "refusal": None})
         if flagged:
             return self._chunk(delta)
@@ -254,16 +252,3 @@ def _finish(reason: str, asked: ChatAsked) -> str:
 
 def _reasoning(text: str) -> dict[str, str]:
     return {"reasoning_content": text, "reasoning": text}
-
-
-def _token(token: TokenLikelihood) -> dict[str, Any]:
-    return {**_likelihood(token), "top_logprobs": [_likelihood(other) for other in token.best]}
-
-
-def _likelihood(token: Likelihood) -> dict[str, Any]:
-    text = token.text
-    return {
-        "token": spelled(token.token) if text is None else text,
-        "logprob": max(token.logprob, UNLIKELY),
-        "bytes": list(token.token),
-    }

@@ -153,7 +153,7 @@ def _message(wire: WireMessage, param: str) -> Message:
         content=_text(wire.content, f"{param}.content"),
         name=wire.name,
         tool_calls=tuple(
-            ToolCall(function.name, _arguments(function.arguments), call_id)
+            ToolCall(function.name, parsed_arguments(function.arguments), call_id)
             for function, call_id in zip(functions, ids, strict=True)
         ),
         tool_call_id=wire.tool_call_id,
@@ -178,7 +178,7 @@ def _text(content: str | list[WirePart] | None, param: str) -> str:
     return "".join(texts)
 
 
-def _arguments(arguments: str | dict[str, Any]) -> Any:
+def parsed_arguments(arguments: str | dict[str, Any]) -> Any:
     """Templates want the parsed object; what is not JSON stays the text it is."""
     if not isinstance(arguments, str):
         return arguments

@@ -11,9 +11,9 @@ import msgspec
 import orjson
 
 from shared import sse
-from worker.api.chat import UNLIKELY
 from worker.api.completions_wire import CompletionAsked, to_requests
 from worker.api.exchange import Exchange
+from worker.api.logprobs_wire import UNLIKELY
 from worker.api.session import in_session
 from worker.api.structure_wire import warning_headers
 from worker.api.usage import usage_object
