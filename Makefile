@@ -60,7 +60,7 @@ LOCK := $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-
 lock: $(UV)
 	$(LOCK) --group tool -o requirements/tool.txt
 	$(LOCK) pyproject.toml --extra starter -o requirements/runtime.txt
-	$(LOCK) pyproject.toml --extra starter --group dev -o requirements/dev.txt
+	$(LOCK) pyproject.toml --extra starter --extra embeddings --group dev -o requirements/dev.txt
 
 wheel: $(UV)
 	$(UV) build --quiet --wheel --out-dir dist

@@ -34,11 +34,10 @@ from worker.decisions import Decisions
 from worker.embeddings import Embeddings
 from worker.engine.activity import Feed
 from worker.engine.admission import Admission
-from worker.engine.embedder import Embedder
 from worker.engine.jobs import Jobs
 from worker.engine.memory import bound_allocator, read_memory, working_set_bytes
 from worker.engine.needs import Needs, measure, room
-from worker.engine.opening import open_batch
+from worker.engine.opening import make_embedder, open_engine
 from worker.engine.prompt_cache import PromptCache
 from worker.engine.prompt_state import PromptState
 from worker.engine.rows import Report
@@ -181,7 +180,8 @@ class App:
             )
             self._note_progress(Progress("warmup"))
             state = await self._keep_state(model)
-            await self._engine.open(lambda: open_batch(model, record.options, state.cache))
+            embedder = make_embedder(model, record.options)
+            await self._engine.open(lambda: open_engine(model, record.options, state.cache, embedder))
             mounts = await self._mount(model, state)
         except LoadError:
             raise
@@ -214,7 +214,9 @@ class App:
         decisions = Decisions(completions, self._jobs, scorer)
         self._routes["/v1/decisions"] = {"POST": DecisionsRoute(decisions)}
         self._routes["/v1/systemone"] = {"POST": SystemOneRoute(decisions)}
-        embeddings = self._embeddings(completions)
+        embeddings = None
+        if model.embedding is not None and embedder is not None:
+            embeddings = Embeddings(completions, self._jobs, model.embedding, embedder)
         self._routes["/v1/embeddings"] = {"POST": EmbeddingsRoute(embeddings, model_id=record.model)}
         self._routes["/v1/models"] = {"GET": models}
         self._routes["/v1/responses"] = {"POST": Responses(completions)}
@@ -246,14 +248,6 @@ class App:
                 raise LoadError(FailureKind.OTHER, f"adapter {name!r}: {error.message}") from error
         self._engine.select = adapters.select
         return mounts
-
-    def _embeddings(self, completions: Completions) -> Embeddings | None:
-        model = completions.model
-        if model.embedding is None:
-            return None
-        step = self.record.options.prefill_step
-        embedder = Embedder(model.network, model.embedding.pooling, prefill_step=step)
-        return Embeddings(completions, self._jobs, model.embedding, embedder)
 
     def _note_progress(self, progress: Progress) -> None:
         """From the engine's thread: only the last one matters."""
@@ -302,7 +296,7 @@ class App:
 
         def prepare() -> Needs:
             bound_allocator(self._working_set_bytes)
-            needs = measure(model.network)
+            needs = measure(model.network) if model.writes else Needs()
             draft = None if model.draft is None else measure(model.draft.network)
             return msgspec.structs.replace(needs, draft=draft)
 
@@ -314,9 +308,9 @@ class App:
             prompt_bytes=options.prompt_cache_bytes,
         )
         self._admission.limit(needs, limits.kv_bytes)
-        cache = PromptCache(limits.prompt_bytes)
+        cache = PromptCache(limits.prompt_bytes if model.writes else 0)
         state = PromptState(self._engine, cache, room_bytes=limits.kv_bytes, cuttable=needs.cuttable)
-        if options.saved_state is not None:
+        if options.saved_state is not None and model.writes:
             computed = f"{mx.default_device()} {model.weights_bytes}"
             await state.open(
                 Path(options.saved_state), Path(self.record.directory), computed, options.saved_state_bytes

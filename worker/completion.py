@@ -105,6 +105,7 @@ class Completions:
         lease: Lease | None = None,
     ) -> AsyncIterator[Choices]:
         """As `open`, for all answers that `requests`, which came as one, want."""
+        self.check_writes()
         wanted = sum(request.n for request in requests)
         if wanted > self._admission.capacity:
             raise PublicError(
@@ -222,7 +223,8 @@ class Completions:
         return await asyncio.get_running_loop().run_in_executor(self._preparation, work)
 
     async def tokens(self, request: Request) -> list[int]:
-        """The prompt of `request`. Raises PublicError 400 for what the model can't take."""
+        """The prompt of `request`. Raises PublicError 400 for what the model can't take, else 501."""
+        self.check_writes()
         return await self.in_preparation(lambda: self._tokenise(request))
 
     async def count(self, request: Request) -> int:
@@ -247,6 +249,15 @@ class Completions:
         if self._state.cuttable or not request.messages:
             return ()
         return await self.in_preparation(lambda: boundaries(self.model.template, request, prompt))
+
+    def check_writes(self) -> None:
+        """Raises PublicError 501 for a model that can't."""
+        if not self.model.writes:
+            raise PublicError(
+                501,
+                "unsupported",
+                f"{self.model_id!r} is an embedding model: it makes vectors, at /v1/embeddings, and no text.",
+            )
 
     def _longest(self, request: Request, prompt: list[int]) -> int:
         """Tokens that the answer may have."""

@@ -66,6 +66,7 @@ class Decisions:
         self, material: str, questions: Sequence[Question], *, param: str, adapter: str | None = None
     ) -> Decided:
         """`param` is the field of the material, `adapter` a name. Raises PublicError."""
+        self._completions.check_writes()
         identity = self._completions.mounts.identity(adapter)
         async with self._jobs.open("decisions", adapter=identity) as job:
             prepared = await self._completions.in_preparation(

@@ -20,7 +20,7 @@ _INSTRUCTED: Final = "Instruct: {instruction}\nQuery:"
 
 
 class Embedded(msgspec.Struct, frozen=True):
-    """Vectors as little-endian float32 of length 1, in the order of the texts."""
+    """Vectors as little-endian float32, in the order of the texts."""
 
     vectors: list[bytes]
     prompt_tokens: int
@@ -70,7 +70,8 @@ class Embeddings:
             length = self._embedder.held(tokens)
             vectors = await job.run(self._embedder.embed(tokens), prompt_tokens=count, length=length)
         if dimensions is not None and dimensions < self.size:
-            vectors = [_shortened(vector, dimensions) for vector in vectors]
+            normalised = self._embedding.normalised
+            vectors = [_shortened(vector, dimensions, normalised=normalised) for vector in vectors]
         return Embedded(vectors, count)
 
     def _prompt(self, kind: str | None, instruction: str | None) -> str:
@@ -117,7 +118,9 @@ class Embeddings:
         return token in tokenizer.all_special_ids
 
 
-def _shortened(vector: bytes, dimensions: int) -> bytes:
-    """The first numbers, normalised again: models trained for it keep what matters most in front."""
+def _shortened(vector: bytes, dimensions: int, *, normalised: bool) -> bytes:
+    """The first numbers, `normalised` again: models trained for it keep what matters most in front."""
     numbers = np.frombuffer(vector, "<f4")[:dimensions]
+    if not normalised:
+        return numbers.tobytes()
     return (numbers / max(float(np.linalg.norm(numbers)), 1e-12)).astype("<f4").tobytes()

@@ -200,6 +200,8 @@ def _working_bytes(size: ModelSize, machine: Machine, demand: Demand, itemsize: 
     """Peak of the arrays of one layer while a piece of prompt is computed, and the logits of a step."""
     shape, rows = size.shape, demand.rows
     tokens = min(max(demand.prefill_step, _SMALLEST_CHUNK * min(rows, _MOST_PROMPTS)), demand.context * rows)
+    if size.layout.at_once:
+        tokens = max(tokens, demand.context)
     seen = size.layout.tokens_seen(demand.context, demand.prefill_step)
     width = _HIDDEN_COPIES * shape.hidden + _INTERMEDIATE_COPIES * shape.intermediate
     width += _ROUTED_COPIES * shape.routed

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from shared.encoders import positions_before_text
 from shared.limits import LENGTH_KEYS
 from shared.sizes import format_size
 
@@ -159,7 +160,7 @@ def _context(config: dict[str, object]) -> int | None:
             for name in LENGTH_KEYS:
                 length = fields.get(name)
                 if isinstance(length, int) and not isinstance(length, bool) and length > 0:
-                    return length
+                    return length - positions_before_text(fields)
     return None
 
 

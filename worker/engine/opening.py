@@ -3,11 +3,35 @@
 from shared.launch import Options
 from worker.engine.batch import Batch, logits_width
 from worker.engine.draft import Draft
+from worker.engine.embedder import DecoderEmbedder, Embedder, EncoderEmbedder
 from worker.engine.prompt_cache import PromptCache
 from worker.engine.rows import Row
 from worker.model.draft import DraftModel
 from worker.model.loading import Model
 from worker.request import Sampling
+
+
+def make_embedder(model: Model, options: Options) -> Embedder | None:
+    """What makes vectors with the model, when it was made for that."""
+    embedding, step = model.embedding, options.prefill_step
+    if embedding is None:
+        return None
+    if embedding.encoder:
+        padding = model.tokenizer.pad_token_id or 0
+        return EncoderEmbedder(model.network, embedding, padding=padding, prefill_step=step)
+    return DecoderEmbedder(model.network, embedding.pooling, prefill_step=step)
+
+
+def open_engine(
+    model: Model, options: Options, prompts: PromptCache, embedder: Embedder | None
+) -> Batch | None:
+    """As `open_batch`; for a model that writes nothing None, after a vector was really made."""
+    if model.writes:
+        return open_batch(model, options, prompts)
+    assert embedder is not None
+    for _ in embedder.embed([[0, 0, 0, 0]]):
+        pass
+    return None
 
 
 def open_batch(model: Model, options: Options, prompts: PromptCache) -> Batch:

@@ -47,6 +47,7 @@ class Engine:
         self._listener = listener
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._batch: Batch | None = None
+        self._open = False
         self._removed: list[int] = []
         self._failed: list[int] = []
         self._running = True
@@ -87,11 +88,15 @@ class Engine:
         self._commands.put(command)
         return future
 
-    def open(self, make_batch: Callable[[], Batch]) -> asyncio.Future[None]:
-        """Begin to serve with the batch that `make_batch`, called on the engine's thread, returns."""
+    def open(self, make_batch: Callable[[], Batch | None]) -> asyncio.Future[None]:
+        """Begin to serve with the batch that `make_batch`, called on the engine's thread, returns.
+
+        Without one there are no rows, only what is asked for with `call`.
+        """
 
         def work() -> None:
             self._batch = make_batch()
+            self._open = True
 
         return self.call(work)
 
@@ -193,8 +198,9 @@ class Engine:
 
     def _wait(self) -> None:
         """Sleep until something is asked; after a while of that give the allocator's cache back."""
-        if self._batch is not None:
-            self._read_kv(self._batch, now=True)
+        if self._open:
+            if self._batch is not None:
+                self._read_kv(self._batch, now=True)
             timeout_s: float | None = _REST_S
             while timeout_s is not None:
                 try:

@@ -47,6 +47,8 @@ class Adapters:
 
     def add(self, identity: str, directory: Path) -> int:
         """Load the adapter in `directory`; what is in place stays. Returns its bytes. Raises AdapterError."""
+        if not hasattr(self._network, "layers"):
+            raise AdapterError("this model takes no adapters: it is no decoder")
         if identity not in self._layers:
             before = self._in_place
             self.select("")

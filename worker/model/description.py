@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shared.encoders import positions_before_text
 from shared.launch import Sampling
 from shared.limits import LENGTH_KEYS, UNBOUNDED_CONTEXT
 
@@ -24,7 +25,7 @@ def context_window(config: dict[str, Any], limit: int | None) -> int:
         if isinstance(part, dict):
             named = [part[name] for name in LENGTH_KEYS if isinstance(part.get(name), int) and part[name] > 0]
             if named:
-                own = named[0]
+                own = named[0] - positions_before_text(part)
                 break
     return own if limit is None else min(own, limit)
 

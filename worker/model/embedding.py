@@ -4,6 +4,7 @@ Any decoder has hidden states, but only those of a model that was trained for it
 a folder must declare it: by the files of sentence-transformers, by a headless architecture, or by its name.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -11,17 +12,27 @@ from typing import Any, Final, Literal, cast
 import mlx.core as mx
 import msgspec
 
+from shared.encoders import ENCODERS
 from shared.status import FailureKind
 from worker.model.description import read_json
 from worker.model.failures import LoadError
 
-Pooling = Literal["last", "mean"]
+Pooling = Literal["last", "mean", "cls"]
+
+log = logging.getLogger(__name__)
 
 _NAMED_PARTS: Final = 4
 """Parts of the path's end that may name the model: in the hub's cache its name is three above the files."""
-_ENCODERS: Final = frozenset(
-    {"bert", "distilbert", "modernbert", "mpnet", "nomic_bert", "roberta", "xlm-roberta"}
+_OTHER_ENCODERS: Final = frozenset(
+    {"albert", "deberta", "deberta-v2", "distilbert", "electra", "mpnet", "new", "nomic_bert"}
 )
+_CLASSIFIERS: Final = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+_MODES: Final[tuple[tuple[str, Pooling], ...]] = (
+    ("mean_tokens", "mean"),
+    ("cls_token", "cls"),
+    ("lasttoken", "last"),
+)
+_OTHER_MODES: Final = ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
 
 
 class Embedding(msgspec.Struct, frozen=True):
@@ -31,10 +42,16 @@ class Embedding(msgspec.Struct, frozen=True):
     """Numbers in a vector."""
     pooling: Pooling = "last"
     prompts: dict[str, str] = {}
+    encoder: bool = False
+    """Whether the model reads a text whole and can't write."""
+    normalised: bool = True
+    """Whether the vectors' length is 1."""
 
 
 def embedding_of(directory: Path, config: dict[str, Any]) -> Embedding | None:
     """None for a model that does not declare it. Raises LoadError for one that can't be run."""
+    if config.get("model_type") in ENCODERS:
+        return _encoder(directory, config)
     declared = (
         (directory / "modules.json").is_file()
         or (directory / "config_sentence_transformers.json").is_file()
@@ -49,36 +66,86 @@ def embedding_of(directory: Path, config: dict[str, Any]) -> Embedding | None:
             FailureKind.UNSUPPORTED,
             f"embedding models of type {config.get('model_type')} that read both ways are not supported",
         )
-    pooling = _pooling(read_json(directory / "1_Pooling" / "config.json"))
-    prompts = read_json(directory / "config_sentence_transformers.json").get("prompts")
-    if not isinstance(prompts, dict):
-        prompts = {}
-    size = config.get("hidden_size") or (config.get("text_config") or {}).get("hidden_size")
-    if not isinstance(size, int):
-        raise LoadError(FailureKind.UNSUPPORTED, "config.json does not say how long the vectors are")
+    pooling = _pooling(directory) or "last"
+    if pooling == "cls":
+        raise LoadError(FailureKind.UNSUPPORTED, "pooling by cls_token is for models that read both ways")
+    return Embedding(_size(config), pooling, _prompts(directory))
+
+
+def _encoder(directory: Path, config: dict[str, Any]) -> Embedding:
+    for name in config.get("architectures") or ():
+        if str(name).endswith(_CLASSIFIERS):
+            raise LoadError(FailureKind.UNSUPPORTED, f"classifiers such as this one ({name}) make no vectors")
+    pooling = _pooling(directory)
+    if pooling is None:
+        log.warning("the model does not say how its vectors are made (1_Pooling/config.json): by the mean")
+    kinds = _modules(directory)
     return Embedding(
-        size, pooling, {str(kind): text for kind, text in prompts.items() if isinstance(text, str)}
+        _size(config),
+        pooling or "mean",
+        _prompts(directory),
+        encoder=True,
+        # What says nothing at all was not made with sentence-transformers, and length 1 is the custom.
+        normalised=kinds is None or "Normalize" in kinds,
     )
 
 
-def check_architecture(config: dict[str, Any]) -> None:
-    """Raises LoadError for encoders, which mlx-lm has no code for."""
-    kind = config.get("model_type")
-    if kind in _ENCODERS:
+def _modules(directory: Path) -> set[str] | None:
+    """What sentence-transformers runs one after the other; None when the folder doesn't say."""
+    path = directory / "modules.json"
+    if not path.is_file():
+        return None
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
+    except (OSError, msgspec.MsgspecError):
+        raise LoadError(FailureKind.OTHER, "modules.json is damaged") from None
+    kinds = {str(module.get("type", "")).rpartition(".")[2] for module in found}
+    if others := kinds - {"Transformer", "Pooling", "Normalize"}:
         raise LoadError(
             FailureKind.UNSUPPORTED,
-            f"encoder models such as this one ({kind}) are not supported; embedding models with a decoder "
-            "such as Qwen3-Embedding are",
+            f"embedding models with a layer behind the pooling ({min(others)}) are not supported",
+        )
+    return kinds
+
+
+def _size(config: dict[str, Any]) -> int:
+    size = config.get("hidden_size") or (config.get("text_config") or {}).get("hidden_size")
+    if not isinstance(size, int):
+        raise LoadError(FailureKind.UNSUPPORTED, "config.json does not say how long the vectors are")
+    return size
+
+
+def _prompts(directory: Path) -> dict[str, str]:
+    prompts = read_json(directory / "config_sentence_transformers.json").get("prompts")
+    if not isinstance(prompts, dict):
+        return {}
+    return {str(kind): text for kind, text in prompts.items() if isinstance(text, str)}
+
+
+def check_architecture(config: dict[str, Any]) -> None:
+    """Raises LoadError for encoders that nothing here has code for."""
+    kind = config.get("model_type")
+    if kind in _OTHER_ENCODERS:
+        raise LoadError(
+            FailureKind.UNSUPPORTED,
+            f"encoder models of type {kind} are not supported; {', '.join(sorted(ENCODERS))} are, and "
+            "embedding models with a decoder such as Qwen3-Embedding",
         )
 
 
-def _pooling(found: dict[str, Any]) -> Pooling:
-    if found.get("pooling_mode_mean_tokens"):
-        return "mean"
-    for mode in ("cls_token", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens"):
-        if found.get(f"pooling_mode_{mode}"):
-            raise LoadError(FailureKind.UNSUPPORTED, f"pooling by {mode} is not supported")
-    return "last"
+def _pooling(directory: Path) -> Pooling | None:
+    """What 1_Pooling/config.json says, in its older or its newer form."""
+    found = read_json(directory / "1_Pooling" / "config.json")
+    newer = found.get("pooling_mode")
+    modes = {name for name in (*dict(_MODES), *_OTHER_MODES) if found.get(f"pooling_mode_{name}")}
+    if isinstance(newer, str):
+        modes = {{"mean": "mean_tokens", "cls": "cls_token"}.get(newer, newer)}
+    chosen = [pooling for name, pooling in _MODES if name in modes]
+    if not modes:
+        return None
+    if len(modes) > 1 or not chosen:
+        raise LoadError(FailureKind.UNSUPPORTED, f"pooling by {' and '.join(sorted(modes))} is not supported")
+    return chosen[0]
 
 
 def headless(directory: Path) -> bool:

@@ -12,7 +12,7 @@ from shared.launch import Options, Sampling
 from shared.status import FailureKind, Progress
 from worker.model.description import context_window, logits_width, sampling_defaults
 from worker.model.draft import DraftModel, load_draft
-from worker.model.embedding import Embedding, check_architecture, embedding_of, headless
+from worker.model.embedding import Embedding, check_architecture, embedding_of
 from worker.model.failures import LoadError, explain
 from worker.model.network import evaluate, load_network
 from worker.text.detokenize import Detokenizers
@@ -46,6 +46,11 @@ class Model:
     draft: DraftModel | None = None
     """Proposes what it says while one row runs."""
 
+    @property
+    def writes(self) -> bool:
+        """Whether it can make tokens of tokens; encoders can't."""
+        return self.embedding is None or not self.embedding.encoder
+
 
 def load(directory: Path, options: Options, report: Callable[[Progress], None]) -> Model:
     """Load what `directory` holds; `report` may be called from any thread.
@@ -66,7 +71,7 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
     config = load_config(directory)
     check_architecture(config)
     embedding = embedding_of(directory, config)
-    network, config = load_network(directory, bare=embedding is not None and headless(directory))
+    network, config = load_network(directory, embedding)
     total = evaluate(network, report)
     report(Progress("tokenizer"))
     tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))

@@ -6,6 +6,7 @@ The file comes from the internet: every value may be missing, null, of another t
 from collections.abc import Mapping
 from typing import Final
 
+from shared.encoders import positions_before_text
 from shared.limits import LENGTH_KEYS
 
 _LARGEST: Final = 2**40
@@ -131,5 +132,5 @@ class Config:
         for name in LENGTH_KEYS:
             found = self.optional(name)
             if found:
-                return found
+                return found - positions_before_text(self._fields)
         return None

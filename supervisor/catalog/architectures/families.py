@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
+from shared.encoders import ENCODERS
 from supervisor.catalog.architectures import attention, recurrent
 from supervisor.catalog.architectures.config import Config, ConfigError
 from supervisor.catalog.architectures.parts import CacheLayout, Keys, Part
@@ -151,6 +152,8 @@ def layout_of(fields: Mapping[str, object]) -> CacheLayout:
     Raises ConfigError when even a guess needs a number that is not there.
     """
     config = model_config(fields)
+    if fields.get("model_type") in ENCODERS:
+        return CacheLayout.of((), layers=_layers(config), at_once=True)
     family = _FAMILIES.get(architecture_of(fields))
     if family is not None:
         try:

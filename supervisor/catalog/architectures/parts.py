@@ -68,9 +68,13 @@ class CacheLayout(msgspec.Struct, frozen=True):
     """Layers of the model, whether they keep anything or not."""
     known: bool = True
     """False for an architecture that is not in our table: then a careful guess."""
+    at_once: bool = False
+    """Whether a text is computed whole and nothing of it is kept: encoders."""
 
     @classmethod
-    def of(cls, parts: Iterable[Part], *, layers: int, known: bool = True) -> "CacheLayout":
+    def of(
+        cls, parts: Iterable[Part], *, layers: int, known: bool = True, at_once: bool = False
+    ) -> "CacheLayout":
         counts: Counter[Keys] = Counter()
         elements = wide = 0
         for part in parts:
@@ -80,7 +84,7 @@ class CacheLayout(msgspec.Struct, frozen=True):
                 elements += part.elements
                 wide += part.wide
         grows = tuple(Layers(count, keys) for keys, count in counts.items() if keys.width)
-        return cls(grows, State(elements, wide), layers, known)
+        return cls(grows, State(elements, wide), layers, known, at_once)
 
     @property
     def bounded(self) -> bool:
@@ -97,6 +101,8 @@ class CacheLayout(msgspec.Struct, frozen=True):
 
     def tokens_seen(self, tokens: int, step: int) -> int:
         """The longest stretch that a layer attends to while a prompt of `tokens` is computed."""
+        if self.at_once:
+            return tokens
         return max((min(tokens, (keys.window or tokens) + step) for keys in self._keys()), default=0)
 
     def _keys(self) -> Iterable[Keys]:
