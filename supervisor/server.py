@@ -21,6 +21,7 @@ from shared.importing import ImportProgress
 from shared.sockets import SocketPathError, bind_private, unlink_quietly
 from supervisor.catalog.catalog import Catalog
 from supervisor.catalog.costs import Costs
+from supervisor.catalog.downloads import Downloads
 from supervisor.catalog.importing import ModelImportError, import_model
 from supervisor.catalog.machine import detect
 from supervisor.catalog.starter import STARTER_ID, STARTER_PACKAGE, find_starter
@@ -103,6 +104,8 @@ class Supervisor:
         self._pool = Pool(
             home=home, settings=settings, catalog=self._catalog, events=events, worker_command=worker_command
         )
+        self._scanning = asyncio.Lock()
+        self._downloads = Downloads(events, refresh=self._refresh)
         self._stop_asked = asyncio.Event()
         self._cut_short = asyncio.Event()
 
@@ -120,6 +123,8 @@ class Supervisor:
                 url=url,
                 started_at=time.time(),
                 stop=self.ask_to_stop,
+                downloads=self._downloads,
+                refresh=self._refresh,
             )
         )
         front = Front(settings=self._settings, catalog=self._catalog, pool=self._pool, routes=routes.public)
@@ -144,6 +149,7 @@ class Supervisor:
         finally:
             self._notifier.stopping()
             self._events.emit("supervisor.stopping", open_responses=servers[0].open_responses)
+            await self._downloads.close()
             await self._end_workers()
             cut = sum([await server.stop(grace_s=FAREWELL_S) for server in servers])
             await routes.close()
@@ -156,6 +162,11 @@ class Supervisor:
         if self._stop_asked.is_set():
             self._cut_short.set()
         self._stop_asked.set()
+
+    async def _refresh(self) -> None:
+        # Disks may be slow. What is looked up meanwhile is what was there before.
+        async with self._scanning:
+            await asyncio.to_thread(self._catalog.refresh)
 
     async def _end_workers(self) -> None:
         """New requests are refused from here on; open ones get the drain time, or less by a second signal."""

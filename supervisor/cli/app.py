@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from shared import __version__
-from supervisor.cli import chat, importing, models, service, serving
+from supervisor.cli import chat, importing, models, pulling, service, serving
 from supervisor.cli.errors import RefusedError
 from supervisor.cli.terminal import clean
 from supervisor.cli.values import read_without_pydantic
@@ -54,6 +54,7 @@ for _verb in (
     models.list_,
     models.load,
     models.unload,
+    pulling.pull,
     importing.import_,
     chat.chat,
 ):

@@ -55,6 +55,10 @@ class Client:
         """
         return self._ask("POST", target, body, timeout_s)
 
+    def delete(self, target: str) -> Any:
+        """The JSON that `DELETE target` answers with."""
+        return self._ask("DELETE", target, None, None)
+
     def act(self, model: str, action: str) -> Any:
         """`load` or `unload` a model, whatever is in its name."""
         return self.post(f"/api/models/{quote(model, safe='/')}/{action}")

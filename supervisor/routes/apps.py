@@ -4,6 +4,7 @@ from fastapi import FastAPI
 
 from supervisor.routes.control import control
 from supervisor.routes.discovery import discovery
+from supervisor.routes.downloads import downloads, shown_downloads
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import answer_errors
 
@@ -12,7 +13,9 @@ def build_public_app(parts: Parts) -> FastAPI:
     """What the public listener answers by itself."""
     app = _bare_app()
     app.include_router(discovery(parts))
+    app.include_router(shown_downloads(parts))
     app.include_router(control(parts))
+    app.include_router(downloads(parts))
     return app
 
 
@@ -20,6 +23,7 @@ def build_control_app(parts: Parts) -> FastAPI:
     """What the control socket answers."""
     app = _bare_app()
     app.include_router(control(parts))
+    app.include_router(downloads(parts))
     return app
 
 

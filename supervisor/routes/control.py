@@ -3,7 +3,6 @@
 Served on the control socket and on the public listener alike. GET never changes anything.
 """
 
-import asyncio
 import os
 
 import msgspec
@@ -68,7 +67,6 @@ class Stopping(msgspec.Struct, frozen=True):
 def control(parts: Parts) -> APIRouter:
     """The routes of the control surface."""
     router = APIRouter(prefix="/api", redirect_slashes=False)
-    scanning = asyncio.Lock()
 
     def view(entry: ModelEntry) -> ModelView:
         return ModelView(
@@ -118,9 +116,7 @@ def control(parts: Parts) -> APIRouter:
 
     @router.post("/catalog/refresh")
     async def refresh() -> Json:
-        # Disks may be slow. What is looked up meanwhile is what was there before.
-        async with scanning:
-            await asyncio.to_thread(parts.catalog.refresh)
+        await parts.refresh()
         return Json(Refreshed(len(parts.catalog.entries())))
 
     @router.post("/stop", status_code=202)

@@ -18,6 +18,7 @@ ROUTES = (
     "GET /v1/models/{id}",
     "GET /health",
     "GET /engine",
+    "GET /downloads",
 )
 
 

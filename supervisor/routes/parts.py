@@ -1,10 +1,11 @@
 """What the routes show and act on."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from supervisor.catalog.catalog import Catalog, ModelEntry
+from supervisor.catalog.downloads import Downloads
 from supervisor.home import Home
 from supervisor.workers.view import EngineView
 
@@ -20,7 +21,10 @@ class Residents(Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a running supervisor. `started_at` is in seconds since 1970; `stop` only asks."""
+    """The parts of a running supervisor. `started_at` is in seconds since 1970; `stop` only asks.
+
+    `refresh` looks at the disks again, once at a time.
+    """
 
     home: Home
     catalog: Catalog
@@ -28,3 +32,5 @@ class Parts:
     url: str
     started_at: float
     stop: Callable[[], None]
+    downloads: Downloads
+    refresh: Callable[[], Awaitable[None]]

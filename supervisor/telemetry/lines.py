@@ -62,6 +62,10 @@ _SENTENCES: Final[dict[str, tuple[str, ...]]] = {
     "worker.died": ("{model}: died: {how}",),
     "worker.failed": ("{model}: given up: {reason}; to try again: mlx-supervisor load {model}",),
     "worker.gone": ("{model}: unloaded",),
+    "download.planned": ("{repo}: downloading {total_bytes}, {there_bytes} of it are there",),
+    "download.finished": ("{repo}: downloaded, {total_bytes}",),
+    "download.failed": ("{repo}: not downloaded: {reason}",),
+    "download.cancelled": ("{repo}: download cancelled",),
     "supervisor.stopping": ("stopping",),
 }
 _COLOURS: Final = {"info": "", "warning": "\x1b[33m", "error": "\x1b[31m"}

@@ -2,13 +2,14 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.errors import PublicError
 from supervisor.catalog.catalog import Catalog, ModelEntry
+from supervisor.catalog.downloads import Downloads
 from supervisor.front.app import Front
 from supervisor.home import Home
 from supervisor.http.reader import Limits
@@ -16,6 +17,7 @@ from supervisor.http.server import HttpServer
 from supervisor.routes.loading import Routes
 from supervisor.routes.parts import Parts
 from supervisor.settings import ModelSettings, ServerSettings, Settings
+from supervisor.telemetry.events import Events
 from supervisor.workers.exits import Exit
 from supervisor.workers.upstream import Upstream
 from supervisor.workers.view import EngineView, SupervisorView, WorkerView
@@ -122,6 +124,7 @@ async def supervised(
     limits: Limits | None = None,
     keep_alive_s: float = 30,
     worker_idle_s: float = 60,
+    downloader: Sequence[str] = (),
 ) -> AsyncIterator[Supervised]:
     """A front before `workers`, with the models `fake` (also `alias`) and `org/fake`."""
     models = {name: ModelSettings(source=str(folder), aliases=(alias,)) for name, alias in _MODELS}
@@ -160,7 +163,15 @@ async def supervised(
         control_listener = socket.socket(socket.AF_UNIX)
         control_listener.bind(str(control))
         control_listener.setblocking(False)
-        routes = Routes(Parts(home, catalog, pool, "http://127.0.0.1:1", 1000.0, stopped.set))
+
+        async def refresh() -> None:
+            catalog.refresh()
+
+        downloads = Downloads(Events(), refresh=refresh, command=downloader)
+        stack.push_async_callback(downloads.close)
+        routes = Routes(
+            Parts(home, catalog, pool, "http://127.0.0.1:1", 1000.0, stopped.set, downloads, refresh)
+        )
         front = Front(settings=settings, catalog=catalog, pool=pool, routes=routes.public)
         public = HttpServer(front, [listener], keep_alive_s=keep_alive_s, limits=limits)
         private = HttpServer(routes.control, [control_listener], keep_alive_s=keep_alive_s)
