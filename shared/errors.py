@@ -36,11 +36,13 @@ _OPENAI_TYPES = {
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    402: "billing_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 
 
@@ -68,13 +70,17 @@ class PublicError(Exception):
         self.retry_after_s = retry_after_s
         self.extra_headers = headers
 
-    def body(self, api: Api = Api.OPENAI) -> bytes:
-        """The JSON body in the shape of `api`."""
+    def body(self, api: Api = Api.OPENAI, request_id: str | None = None) -> bytes:
+        """The JSON body in the shape of `api`; Anthropic's names the request."""
         if api is Api.ANTHROPIC:
-            kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
-            return orjson.dumps(
-                {"type": "error", "error": {"type": kind, "message": self.message, "code": self.code}}
-            )
+            other = "invalid_request_error" if self.status < 500 else "api_error"
+            error = {
+                "type": _ANTHROPIC_TYPES.get(self.status, other),
+                "message": self.message,
+                "code": self.code,
+                "param": self.param,
+            }
+            return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
         kind = _OPENAI_TYPES.get(self.status, "server_error")
         return orjson.dumps(
             {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
@@ -87,9 +93,9 @@ class PublicError(Exception):
             headers.append((b"retry-after", str(max(1, round(self.retry_after_s))).encode()))
         return headers
 
-    def frame(self, api: Api = Api.OPENAI) -> bytes:
+    def frame(self, api: Api = Api.OPENAI, request_id: str | None = None) -> bytes:
         """The event that ends a stream which had already begun."""
-        return sse.event(self.body(api), "error" if api is Api.ANTHROPIC else None)
+        return sse.event(self.body(api, request_id), "error" if api is Api.ANTHROPIC else None)
 
 
 def invalid(message: str, *, param: str | None = None, code: str = "invalid_value") -> PublicError:

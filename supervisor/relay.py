@@ -15,7 +15,15 @@ from supervisor.http.exchange import Exchange
 from supervisor.workers.upstream import Upstream, UpstreamError, UpstreamResponse
 
 FORWARDED: Final = frozenset(
-    {b"/v1/chat/completions", b"/v1/completions", b"/v1/decisions", b"/v1/embeddings", b"/v1/systemone"}
+    {
+        b"/v1/chat/completions",
+        b"/v1/completions",
+        b"/v1/decisions",
+        b"/v1/embeddings",
+        b"/v1/messages",
+        b"/v1/messages/count_tokens",
+        b"/v1/systemone",
+    }
 )
 """Paths that workers answer, all by POST; the worker is asked for the very same path."""
 PASSED_ON: Final = (b"content-type", b"accept", b"x-request-id", b"traceparent", b"tracestate")

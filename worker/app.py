@@ -26,6 +26,7 @@ from worker.api.completions import TextCompletions
 from worker.api.decisions import DecisionsRoute
 from worker.api.embeddings import EmbeddingsRoute
 from worker.api.exchange import ClientGone, Exchange
+from worker.api.messages import Messages
 from worker.api.models import Models
 from worker.api.responses import InputTokens, Responses
 from worker.api.systemone import SystemOneRoute
@@ -104,6 +105,8 @@ class App:
             "/v1/completions": {"POST": self._not_loaded},
             "/v1/decisions": {"POST": self._not_loaded},
             "/v1/embeddings": {"POST": self._not_loaded},
+            "/v1/messages": {"POST": self._not_loaded},
+            "/v1/messages/count_tokens": {"POST": self._not_loaded},
             "/v1/responses": {"POST": self._not_loaded},
             "/v1/responses/input_tokens": {"POST": self._not_loaded},
             "/v1/systemone": {"POST": self._not_loaded},
@@ -207,6 +210,9 @@ class App:
         chat = Chat(completions, _fingerprint(record))
         models = Models(record.model, created=int(time.time()), context_window=model.context_window)
         self._routes["/v1/chat/completions"] = {"POST": chat}
+        messages = Messages(completions)
+        self._routes["/v1/messages"] = {"POST": messages}
+        self._routes["/v1/messages/count_tokens"] = {"POST": messages.count}
         step = record.options.prefill_step
         texts = TextCompletions(completions, self._jobs, _fingerprint(record), prefill_step=step)
         self._routes["/v1/completions"] = {"POST": texts}

@@ -41,6 +41,8 @@ _AHEAD: Final = 256
 """Tokens that an answer which became longer is still expected to have."""
 _TAIL: Final = 16
 """Tokens at the end of a prompt that tell how the answer begins."""
+_MAX_COUNTED_CHARACTERS: Final = 16 * 2**20
+"""A prompt that is only counted may be this long: nothing else is prepared meanwhile."""
 _NORMALISED: Final = 4
 """Characters that a tokenizer may make one of, at most."""
 
@@ -93,7 +95,9 @@ class Completions:
         Raises PublicError: 400 for what the model can't take, 429 and 503 from admission.
         """
         async with self.open_all([request], prefix=prefix, stream=stream, lease=lease) as choices:
-            yield choices.replies[0]
+            reply = choices.replies[0]
+            reply.warnings = choices.warnings
+            yield reply
 
     @asynccontextmanager
     async def open_all(
@@ -228,7 +232,9 @@ class Completions:
         return await self.in_preparation(lambda: self._tokenise(request))
 
     async def count(self, request: Request) -> int:
-        """Tokens of the prompt of `request`, which may be more than fit. Raises PublicError 400."""
+        """Tokens of the prompt of `request`, which may be more than fit. Raises PublicError: 400, or 413 for more
+        than is worth counting.
+        """
         guide = await self._guides.prepare(request)
         return len(await self.in_preparation(lambda: self._chat_tokens(guide.request, fits=False)))
 
@@ -289,6 +295,10 @@ class Completions:
         text = template.render(request)
         if fits:
             self._check_length(text, "messages")
+        elif len(text) > _MAX_COUNTED_CHARACTERS:
+            raise PublicError(
+                413, "prompt_too_large", f"Prompts of up to {_MAX_COUNTED_CHARACTERS} characters are counted."
+            )
         return template.encode(text)
 
     def _text_tokens(self, text: str) -> list[int]:
@@ -419,4 +429,4 @@ class Completions:
 
 def new_id(prefix: str) -> str:
     """A fresh id for an answer."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    return f"{prefix}{'' if prefix.endswith('_') else '-'}{secrets.token_hex(12)}"

@@ -108,10 +108,17 @@ class Reply:
         self._ready = ready
         self.over = False
         """No more events will be added."""
+        self.warnings: Sequence[str] = ()
+        """As in Choices."""
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.row.prompt)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that needed no computing; 0 until the row is in the engine."""
+        return self._assembler.cached_tokens
 
     def __enter__(self) -> Self:
         return self

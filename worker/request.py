@@ -107,6 +107,8 @@ class Request(msgspec.Struct, frozen=True):
     """The name of the adapter to answer with; None is none."""
     session: str | None = None
     """Names the conversation, so that its state is kept in preference."""
+    prefill: str = ""
+    """What the answer to the conversation begins with already; only what follows is answered."""
     tools: tuple[dict[str, Any], ...] = ()
     """The functions it may call."""
     calls: Literal["auto", "required"] = "auto"

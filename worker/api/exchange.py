@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from shared import sse
-from shared.errors import PublicError
+from shared.errors import Api, PublicError
 
 BODY_LIMIT_BYTES: Final = 256 * 2**20
 """A last wall; the supervisor's own limit is lower."""
@@ -24,6 +24,7 @@ class Exchange:
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self._api = Api.of_path(self.path)
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._receive = receive
         self._send = send
@@ -93,9 +94,11 @@ class Exchange:
         if self.finished:
             return
         if not self.started:
-            await self.answer(error.status, error.body(), error.headers())
+            await self.answer(
+                error.status, error.body(self._api, self.header(b"x-request-id")), error.headers()
+            )
         else:
-            await self.finish(error.frame() if self.streaming else b"")
+            await self.finish(error.frame(self._api, self.header(b"x-request-id")) if self.streaming else b"")
 
 
 _JSON: Final = (b"content-type", b"application/json")

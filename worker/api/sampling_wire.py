@@ -89,7 +89,7 @@ def request_fields(asked: SamplingFields) -> dict[str, Any]:
             frequency_context_size=asked.frequency_context_size,
             logit_bias=_bias(asked.logit_bias or {}),
         ),
-        "stops": _stops(asked.stop),
+        "stops": stops_of(asked.stop, "stop"),
         "stop_tokens": tuple(dict.fromkeys(token_ids)),
         "min_tokens": asked.min_tokens or 0,
         "ignore_eos": bool(asked.ignore_eos),
@@ -114,12 +114,13 @@ def _bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(found.items()))
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+def stops_of(stop: str | list[str] | None, field: str) -> tuple[str, ...]:
+    """The stop sequences in `field`, each once. Raises PublicError 400."""
     stops = [stop] if isinstance(stop, str) else stop or []
     if len(stops) > MAX_STOPS:
-        raise invalid(f"`stop` may have {MAX_STOPS} sequences, not {len(stops)}.", param="stop")
+        raise invalid(f"`{field}` may have {MAX_STOPS} sequences, not {len(stops)}.", param=field)
     for index, text in enumerate(stops):
         if not 0 < len(text) <= MAX_STOP_CHARACTERS:
-            param = "stop" if isinstance(stop, str) else f"stop[{index}]"
+            param = field if isinstance(stop, str) else f"{field}[{index}]"
             raise invalid(f"`{param}` must have 1 to {MAX_STOP_CHARACTERS} characters.", param=param)
     return tuple(dict.fromkeys(stops))

@@ -12,7 +12,7 @@ import msgspec
 from worker.api.exchange import Exchange
 from worker.request import Request
 
-HEADERS: Final = (b"x-session-affinity", b"x-session-id", b"session_id")
+HEADERS: Final = (b"x-session-affinity", b"x-session-id", b"session_id", b"x-claude-code-session-id")
 _LONGEST: Final = 64
 """A longer name is kept as its digest."""
 

@@ -67,7 +67,7 @@ class Template:
         first_refusal: Exception | None = None
         for shape in _shapes(messages):
             try:
-                return self._apply(shape, request)
+                return self._apply(shape, request) + request.prefill
             # Templates are programs: they raise whatever their author or a wrong type made them raise.
             except Exception as refusal:
                 first_refusal = first_refusal or refusal

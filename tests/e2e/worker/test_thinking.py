@@ -1,13 +1,12 @@
 """Thinking apart from the answer, from models whose templates open a block or leave it to the model."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.worker.serving import Json, content, serving
-from tests.fixtures.tiny import CHAT_TEMPLATE, Tiny, tiny_model
+from tests.fixtures.tiny import Tiny
 from tests.unit.constraints.validate import problem
 
 SCHEMA: Json = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
@@ -15,26 +14,6 @@ STRUCTURED: Json = {
     "type": "json_schema",
     "json_schema": {"name": "a", "schema": {**SCHEMA, "additionalProperties": False}},
 }
-# As templates of models that think do it: open a block, or say at once that there is none.
-OPENS = (
-    CHAT_TEMPLATE.replace(
-        "message['content']",
-        "('<think>' + message.reasoning_content + '</think>' if message.reasoning_content else '')"
-        " + message['content']",
-    )
-    + "{% if add_generation_prompt %}{% if enable_thinking %}{{ '<think>\n' }}"
-    "{% else %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
-)
-
-
-@pytest.fixture
-def thinker(tmp_path: Path) -> Path:
-    """A model that only says letters, so it never ends its thinking by itself."""
-    folder = tmp_path / "thinker"
-    shutil.copytree(tiny_model(Tiny("qwen3", thinking=True)), folder)
-    configuration = folder / "tokenizer_config.json"
-    configuration.write_text(json.dumps({**json.loads(configuration.read_text()), "chat_template": OPENS}))
-    return folder
 
 
 async def test_what_follows_an_open_block_is_reasoning_streamed_and_not(thinker: Path) -> None:

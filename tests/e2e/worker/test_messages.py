@@ -1,0 +1,205 @@
+"""`POST /v1/messages` of a real worker, through Anthropic's own client and beside the chat route."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx2 as httpx
+import pytest
+from anthropic import AsyncAnthropic
+from anthropic.types import TextBlock, ToolUseBlock
+
+from tests.e2e.worker.serving import TINY, Worker, content, serving
+from tests.fixtures.tiny import Tiny
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+TOOL: Any = {
+    "name": "get_weather",
+    "description": "Get the weather.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["days"],
+        "additionalProperties": False,
+    },
+}
+GREEDY: Any = {"extra_body": {"temperature": 0}}
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    tiny: Tiny = TINY, *, directory: Path | None = None
+) -> AsyncIterator[tuple[Worker, AsyncAnthropic]]:
+    async with serving(tiny, directory=directory) as worker:
+        transport = httpx.AsyncHTTPTransport(uds=str(worker.socket))
+        async with (
+            httpx.AsyncClient(transport=transport, timeout=30) as http,
+            AsyncAnthropic(
+                base_url="http://worker", api_key="none", http_client=http, max_retries=0
+            ) as client,
+        ):
+            yield worker, client
+
+
+async def test_text_is_the_same_whole_streamed_and_as_chat_has_it() -> None:
+    async with connected() as (worker, client):
+        asked: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 24, **GREEDY}
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            pieces = [text async for text in stream.text_stream]
+            final = await stream.get_final_message()
+        chat = await worker.answer(max_tokens=24)
+        async with worker.stream(max_tokens=24) as raw:
+            streamed = content([event async for event in raw])
+    (block,) = whole.content
+    assert isinstance(block, TextBlock)
+    assert block.text == "".join(pieces) == chat["choices"][0]["message"]["content"] == streamed
+    assert whole.id.startswith("msg_") and whole.role == "assistant" and whole.model == "tiny"
+    assert whole.stop_reason == final.stop_reason == "max_tokens"
+    assert [block.type for block in final.content] == ["text"]
+    assert whole.usage.output_tokens == final.usage.output_tokens == 24
+    assert whole.usage.input_tokens == chat["usage"]["prompt_tokens"]
+    # The second and third found the prompt in the cache, and together it is as long as before.
+    cached = final.usage.cache_read_input_tokens
+    assert cached and cached + final.usage.input_tokens == whole.usage.input_tokens
+
+
+async def test_a_matched_stop_sequence_is_told() -> None:
+    async with connected() as (_, client):
+        asked: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 24, **GREEDY}
+        (block,) = (await client.messages.create(**asked)).content
+        assert isinstance(block, TextBlock)
+        stop = block.text[5:8]
+        stopped = await client.messages.create(**asked, stop_sequences=["never", stop])
+        async with client.messages.stream(**asked, stop_sequences=[stop]) as stream:
+            final = await stream.get_final_message()
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
+    assert (final.stop_reason, final.stop_sequence) == ("stop_sequence", stop)
+    for message in (stopped, final):
+        (cut,) = message.content
+        assert isinstance(cut, TextBlock) and cut.text == block.text[: block.text.index(stop)]
+
+
+async def test_an_answer_goes_on_from_what_was_said() -> None:
+    async with connected() as (_, client):
+        asked: Any = {"model": "tiny", "max_tokens": 24, **GREEDY}
+        (block,) = (await client.messages.create(messages=HELLO, **asked)).content
+        assert isinstance(block, TextBlock)
+        begun = [*HELLO, {"role": "assistant", "content": block.text[:10]}]
+        (rest,) = (await client.messages.create(messages=begun, **asked)).content
+    assert isinstance(rest, TextBlock)
+    assert (block.text[:10] + rest.text)[:24] == block.text
+
+
+async def test_no_tokens_compute_the_prompt_only() -> None:
+    async with connected() as (_, client):
+        first = await client.messages.create(model="tiny", messages=HELLO, max_tokens=0)
+        second = await client.messages.create(model="tiny", messages=HELLO, max_tokens=1)
+    assert first.content == [] and first.stop_reason == "max_tokens"
+    assert second.usage.cache_read_input_tokens
+
+
+@pytest.mark.parametrize("tools", [[], [TOOL]], ids=["plain", "with tools"])
+async def test_tokens_are_counted_as_they_are_computed(tools: Any) -> None:
+    async with connected() as (_, client):
+        asked: Any = {"model": "tiny", "messages": HELLO, "system": "Be brief.", "tools": tools}
+        counted = await client.messages.count_tokens(**asked)
+        answered = await client.messages.create(**asked, max_tokens=1)
+        long: Any = [{"role": "user", "content": "x" * 9000}]
+        too_long = await client.messages.count_tokens(model="tiny", messages=long)
+    assert counted.input_tokens == answered.usage.input_tokens
+    assert too_long.input_tokens > 9000  # more than the model takes
+
+
+async def test_a_required_tool_is_called_whole_and_streamed() -> None:
+    async with connected(Tiny("qwen3", thinking=True, speaks="all")) as (_, client):
+        asked: Any = {
+            "model": "tiny",
+            "messages": HELLO,
+            "max_tokens": 400,
+            "tools": [TOOL],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+            "thinking": {"type": "disabled"},
+            **GREEDY,
+        }
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_message()
+        (call,) = [block for block in final.content if isinstance(block, ToolUseBlock)]
+        result = {
+            "type": "tool_result",
+            "tool_use_id": call.id,
+            "content": [{"type": "text", "text": "rain"}],
+        }
+        conversation = [
+            *HELLO,
+            {"role": "assistant", "content": [block.model_dump() for block in final.content]},
+            {"role": "user", "content": [result]},
+        ]
+        after = await client.messages.create(**{**asked, "messages": conversation, "tool_choice": None})
+    assert whole.stop_reason == final.stop_reason == "tool_use"
+    assert call.name == "get_weather" and isinstance(call.input["days"], int)
+    assert [block.type for block in whole.content] == [block.type for block in final.content] == ["tool_use"]
+    assert "input_json" in kinds
+    assert after.usage.input_tokens + (after.usage.cache_read_input_tokens or 0) > 20
+
+
+async def test_thinking_is_a_signed_block_that_may_be_sent_back(thinker: Path) -> None:
+    async with connected(directory=thinker) as (_, client):
+        asked: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 1040, **GREEDY}
+        budget: Any = {"type": "enabled", "budget_tokens": 1024}
+        async with client.messages.stream(**asked, thinking=budget) as stream:
+            final = await stream.get_final_message()
+        hidden = await client.messages.create(
+            **{**asked, "max_tokens": 8}, thinking={"type": "adaptive", "display": "omitted"}
+        )
+        history: Any = [*HELLO, {"role": "assistant", "content": final.to_dict()["content"]}, *HELLO]
+        counted = await client.messages.count_tokens(model="tiny", messages=history)
+    thought, said = final.content
+    assert thought.type == "thinking" and thought.thinking and thought.signature
+    assert said.type == "text" and said.text
+    details = final.usage.output_tokens_details
+    assert details is not None and 1024 <= details.thinking_tokens < 1040
+    assert final.stop_reason == "max_tokens"
+    assert [block.type for block in hidden.content] == ["thinking"]
+    assert hidden.content[0].type == "thinking" and hidden.content[0].signature
+    assert not hidden.content[0].thinking
+    assert counted.input_tokens > len(thought.thinking)
+
+
+async def test_what_is_wrong_is_told_in_this_apis_shape() -> None:
+    async with connected() as (worker, client):
+        asked: Any = {"model": "tiny", "max_tokens": 9}
+        with pytest.raises(anthropic.BadRequestError) as raised:
+            await client.messages.create(messages=[{"role": "user", "content": "x" * 9000}], **asked)
+        body: Any = raised.value.body
+        assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
+        assert "prompt is too long" in body["error"]["message"]
+        bad_schema: Any = {"name": "t", "input_schema": {"type": "no such"}}
+        choice: Any = {"type": "any"}
+        with pytest.raises(anthropic.BadRequestError) as raised:
+            await client.messages.create(messages=HELLO, tools=[bad_schema], tool_choice=choice, **asked)
+        body = raised.value.body
+        assert body["error"]["param"].startswith("tools[0].input_schema")
+        wrong = await worker.client.get("/v1/messages")
+        assert wrong.status_code == 405 and wrong.headers["allow"] == "POST"
+        assert wrong.json()["type"] == "error"
+
+
+async def test_an_error_after_the_beginning_is_the_last_event() -> None:
+    async with serving() as worker:
+        body = {"model": "tiny", "messages": HELLO, "max_tokens": 1500, "stream": True}
+        async with worker.client.stream("POST", "/v1/messages", json=body) as response:
+            lines = response.aiter_lines()
+            start = ""
+            while not start.startswith("data: "):
+                start = await anext(lines)
+            reply_id = json.loads(start.removeprefix("data: "))["message"]["id"]
+            assert (await worker.client.post(f"/admin/requests/{reply_id}/cancel")).status_code == 200
+            last = [line async for line in lines if line][-2:]
+    assert last[0] == "event: error"
+    assert json.loads(last[1].removeprefix("data: "))["error"]["code"] == "cancelled"
