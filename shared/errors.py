@@ -18,8 +18,11 @@ class Api(StrEnum):
     ANTHROPIC = "anthropic"
 
     @classmethod
-    def of_path(cls, path: str) -> "Api":
-        return cls.ANTHROPIC if path.startswith("/v1/messages") else cls.OPENAI
+    def of_path(cls, path: str, *, anthropic_client: bool = False) -> "Api":
+        """`anthropic_client` is one that says so itself: the lists of models have one path in both APIs."""
+        if path.startswith("/v1/messages") or (anthropic_client and path.startswith("/v1/models")):
+            return cls.ANTHROPIC
+        return cls.OPENAI
 
 
 _OPENAI_TYPES = {

@@ -26,7 +26,17 @@ FORWARDED: Final = frozenset(
     }
 )
 """Paths that workers answer, all by POST; the worker is asked for the very same path."""
-PASSED_ON: Final = (b"content-type", b"accept", b"x-request-id", b"traceparent", b"tracestate")
+PASSED_ON: Final = (
+    b"content-type",
+    b"accept",
+    b"x-request-id",
+    b"traceparent",
+    b"tracestate",
+    b"x-session-affinity",
+    b"x-session-id",
+    b"session_id",
+    b"x-claude-code-session-id",
+)
 """Headers that a worker gets of a client. The others stay here: keys, hosts, who is said to have asked."""
 _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
@@ -53,8 +63,8 @@ class Slots(Protocol):
 
 
 class Forwarded(NamedTuple):
-    """A request that goes to a worker. `fields` are the client's headers by name, `extra` are headers that
-    the answer carries besides the worker's."""
+    """A request that goes to a worker. `fields` are the client's headers by name, always with `x-request-id`;
+    `extra` are headers that the answer carries besides the worker's."""
 
     exchange: Exchange
     entry: ModelEntry
@@ -100,6 +110,7 @@ class _Answer:
         self._extra = request.extra
         self._exchange = request.exchange
         self._api = request.api
+        self._request_id = request.fields[b"x-request-id"].decode()
         self._is_events = False
         self._in_event = False
         self._held = b""
@@ -147,5 +158,5 @@ class _Answer:
         if not self._is_events:
             self._exchange.abort()
             return
-        frame = error.frame(self._api)
+        frame = error.frame(self._api, self._request_id)
         self._exchange.finish(_EVENT_END + frame if self._in_event else frame)

@@ -232,8 +232,9 @@ class Completions:
         return await self.in_preparation(lambda: self._tokenise(request))
 
     async def count(self, request: Request) -> int:
-        """Tokens of the prompt of `request`, which may be more than fit. Raises PublicError: 400, or 413 for more
-        than is worth counting.
+        """Tokens of the prompt of `request`, which may be more than fit.
+
+        Raises PublicError: 400, or 413 for more than is worth counting.
         """
         guide = await self._guides.prepare(request)
         return len(await self.in_preparation(lambda: self._chat_tokens(guide.request, fits=False)))

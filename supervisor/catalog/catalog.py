@@ -16,6 +16,7 @@ _SHOWN_CHARACTERS: Final = 80
 _NEAR: Final = 3
 _LISTED: Final = 5
 _SHORTEST_PART: Final = 3
+_ANY: Final = "*"
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
@@ -44,6 +45,7 @@ class Catalog:
         self._scanner = Scanner()
         self._entries: dict[str, ModelEntry] = {}
         self._names: dict[str, ModelEntry] = {}
+        self._beginnings: list[tuple[str, ModelEntry]] = []
         self._fallback: ModelEntry | None = None
         self.refresh()
 
@@ -68,6 +70,7 @@ class Catalog:
         self._scanner.forget_except(folders)
         self._entries = entries
         self._names = _names(entries)
+        self._beginnings = _beginnings(entries)
         self._fallback = self._names.get(self._settings.server.fallback_model)
 
     def _folder(self, model_id: str, own: dict[str, Path]) -> Path:
@@ -104,10 +107,13 @@ class Catalog:
 
         Raises PublicError, 404 `model_not_found`, with the names that are most like it.
         """
-        entry = self._names.get(name, self._fallback)
+        entry = self._names.get(name) or self._by_beginning(name) or self._fallback
         if entry is None:
             raise PublicError(404, "model_not_found", self._unknown(name), param="model")
         return entry
+
+    def _by_beginning(self, name: str) -> ModelEntry | None:
+        return next((entry for start, entry in self._beginnings if name.startswith(start)), None)
 
     def _unknown(self, name: str) -> str:
         shown = "".join(letter if letter.isprintable() else "�" for letter in name[:_SHOWN_CHARACTERS])
@@ -145,8 +151,19 @@ def _names(entries: dict[str, ModelEntry]) -> dict[str, ModelEntry]:
     aliases: dict[str, ModelEntry] = {}
     for entry in entries.values():
         for alias in entry.settings.aliases:
-            aliases.setdefault(alias, entry)
+            if not alias.endswith(_ANY):
+                aliases.setdefault(alias, entry)
     return aliases | entries
+
+
+def _beginnings(entries: dict[str, ModelEntry]) -> list[tuple[str, ModelEntry]]:
+    """Aliases that stand for every name which begins like them, the longest first."""
+    found: dict[str, ModelEntry] = {}
+    for entry in entries.values():
+        for alias in entry.settings.aliases:
+            if alias.endswith(_ANY):
+                found.setdefault(alias.removesuffix(_ANY), entry)
+    return sorted(found.items(), key=lambda item: len(item[0]), reverse=True)
 
 
 def _near(name: str, known: list[str]) -> list[str]:

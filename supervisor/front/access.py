@@ -71,7 +71,7 @@ class Access:
         if name in self._origins:
             return (
                 (b"access-control-allow-origin", origin),
-                (b"access-control-expose-headers", b"x-request-id, retry-after"),
+                (b"access-control-expose-headers", b"x-request-id, request-id, retry-after"),
                 (b"vary", b"origin"),
             )
         if _is_same(name, host):

@@ -12,6 +12,7 @@ from shared.errors import Api, PublicError
 from supervisor.catalog.catalog import Catalog
 from supervisor.front.access import Access, Fields, Headers, fields_of, preflight
 from supervisor.front.body import open_envelope, read_body
+from supervisor.front.request_ids import HEADER, headers_for, request_id
 from supervisor.http.exchange import AsgiApp, ClientGone, Exchange, Message, send_answer, send_error
 from supervisor.relay import FORWARDED, Forwarded, Slots, forward
 from supervisor.routes.health import health_of
@@ -38,20 +39,22 @@ class Front:
         self._routes = routes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        api = Api.of_path(scope["path"])
+        headers = dict(scope["headers"])
+        api = Api.of_path(scope["path"], anthropic_client=b"anthropic-version" in headers)
+        name = request_id(headers.get(HEADER))
+        labels = headers_for(name, api)
         try:
             fields = fields_of(scope["headers"])
-            cors = self._access.check(scope["method"], fields)
-            if cors:
-                send = _Labelled(send, cors)
-            await self._serve(scope, fields, cors, receive, send, api)
+            fields[HEADER] = name
+            labels = (*labels, *self._access.check(scope["method"], fields))
+            await self._serve(scope, fields, labels, receive, _Labelled(send, labels), api)
         except ClientGone:
             return
         except PublicError as error:
-            await send_error(send, error, api)
+            await send_error(_Labelled(send, labels), error, api, name.decode())
 
     async def _serve(
-        self, scope: Any, fields: Fields, cors: Headers, receive: Any, send: Any, api: Api
+        self, scope: Any, fields: Fields, labels: Headers, receive: Any, send: Any, api: Api
     ) -> None:
         path: bytes = scope["raw_path"]
         if path in FORWARDED:
@@ -60,10 +63,14 @@ class Front:
                     await send_answer(send, 204, preflight(fields, "POST"), b"")
                     return
                 raise method_not_allowed("POST")
-            await self._forward(scope, fields, cors, receive, api)
+            await self._forward(scope, fields, labels, receive, api)
             return
         if path == b"/health":
             await self._health(scope["method"], send)
+            return
+        if path == b"/" and scope["method"] == "HEAD":
+            # How some clients find out whether anybody is there.
+            await send_answer(send, 200, (), b"")
             return
         # "//x" is left over where somebody glued two parts of an address together, "http://h/x" goes to a
         # proxy: neither is another spelling of a path here.
@@ -75,6 +82,8 @@ class Front:
         if b"content-length" in fields or b"transfer-encoding" in fields:
             body = await read_body(receive, fields.get(b"content-length"), max_bytes=MAX_CONTROL_BODY_BYTES)
             receive = _Replayed(body, receive)
+        if (HEADER, fields[HEADER]) not in scope["headers"]:
+            scope = {**scope, "headers": [*scope["headers"], (HEADER, fields[HEADER])]}
         await self._routes(scope, receive, send)
 
     async def _health(self, method: str, send: Any) -> None:
@@ -84,11 +93,11 @@ class Front:
         body = msgspec.json.encode(health_of(self._pool.engine()))
         await send_answer(send, 200, [(b"content-type", b"application/json")], body)
 
-    async def _forward(self, scope: Any, fields: Fields, cors: Headers, receive: Any, api: Api) -> None:
+    async def _forward(self, scope: Any, fields: Fields, labels: Headers, receive: Any, api: Api) -> None:
         body = await read_body(receive, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
         entry = self._catalog.resolve(open_envelope(body).model)
         request = Forwarded(
-            Exchange.of(scope), entry, api, scope["method"], scope["raw_path"], fields, body, cors
+            Exchange.of(scope), entry, api, scope["method"], scope["raw_path"], fields, body, labels
         )
         await forward(request, self._pool)
 

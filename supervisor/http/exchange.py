@@ -44,10 +44,13 @@ async def send_answer(
 
 
 async def send_error(
-    send: Callable[[Message], Awaitable[None]], error: PublicError, api: Api = Api.OPENAI
+    send: Callable[[Message], Awaitable[None]],
+    error: PublicError,
+    api: Api = Api.OPENAI,
+    request_id: str | None = None,
 ) -> None:
     """`error` as a whole answer in the shape of `api`."""
-    await send_answer(send, error.status, error.headers(), error.body(api))
+    await send_answer(send, error.status, error.headers(), error.body(api, request_id))
 
 
 class ClientGone(Exception):  # noqa: N818  # nothing went wrong here

@@ -53,6 +53,8 @@ def answer_errors(app: FastAPI) -> None:
 
 
 def _reply(request: Request, error: PublicError) -> Response:
-    response = Response(error.body(Api.of_path(request.url.path)), error.status)
+    headers = request.headers
+    api = Api.of_path(request.url.path, anthropic_client="anthropic-version" in headers)
+    response = Response(error.body(api, headers.get("x-request-id")), error.status)
     response.raw_headers[:] = [*error.headers(), (b"content-length", b"%d" % len(response.body))]
     return response

@@ -184,7 +184,11 @@ class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_
     ] = None
     aliases: Annotated[
         tuple[str, ...],
-        Meta(description="Other names under which requests may ask for it.", extra=ONE_MODEL),
+        Meta(
+            description="Other names under which requests may ask for it. One that ends in `*` stands "
+            "for all names that begin like it: `claude-*`.",
+            extra=ONE_MODEL,
+        ),
     ] = ()
     pin: Annotated[
         bool,

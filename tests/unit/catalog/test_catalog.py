@@ -170,6 +170,25 @@ def test_aliases_and_ids(home: Home) -> None:
     assert catalog.resolve("b").id == "b"
 
 
+def test_an_alias_may_stand_for_all_names_that_begin_like_it(home: Home) -> None:
+    """Agents ask for one of many names, and newer versions for newer ones."""
+    for name in ("big", "small"):
+        write_fake_model(home.models / name)
+    catalog = Catalog(
+        home,
+        settings(
+            "big",
+            big=ModelSettings(aliases=("claude-*", "claude-haiku-1")),
+            small=ModelSettings(aliases=("claude-haiku-*",)),
+        ),
+    )
+    assert catalog.resolve("claude-opus-9").id == "big"
+    assert catalog.resolve("claude-haiku-4-5-20251001").id == "small"
+    assert catalog.resolve("claude-haiku-1").id == "big"
+    assert Catalog(home, Settings()).resolve("small").id == "small"
+    refusal(Catalog(home, settings(small=ModelSettings(aliases=("claude-*",)))), "laude-x")
+
+
 def test_the_fallback_takes_unknown_names(home: Home) -> None:
     write_fake_model(home.models / "a")
     by_alias = settings(fallback="usual", a=ModelSettings(aliases=("usual",)))

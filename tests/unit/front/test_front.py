@@ -509,10 +509,85 @@ async def test_unknown_paths(tmp_path: Path, target: str) -> None:
         assert here.pool.taken == 0
 
 
-async def test_errors_have_the_shape_of_the_api_that_was_asked(tmp_path: Path) -> None:
+ASKED = b'{"model": "fake", "max_tokens": 1, "messages": []}'
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "body", "headers", "status", "kind"),
+    [
+        ("/v1/messages", "", b"{}", (), 400, "invalid_request_error"),
+        ("/v1/messages", "", b"{", (), 400, "invalid_request_error"),
+        ("/v1/messages", "", b'{"model": "gone"}', (), 404, "not_found_error"),
+        ("/v1/messages?beta=true", "", b'{"model": "gone"}', (), 404, "not_found_error"),
+        ("/v1/messages/count_tokens", "", b'{"model": 3}', (), 400, "invalid_request_error"),
+        ("/v1/messages/batches", "", ASKED, (), 404, "not_found_error"),
+        ("/v1/messages", "GET", b"", (), 405, "invalid_request_error"),
+        ("/v1/messages", "", ASKED, ("Origin: https://evil.example",), 403, "permission_error"),
+        ("/v1/messages", "", ASKED, ("Host: localhost",), 400, "invalid_request_error"),
+        ("/v1/messages", "", b'{"x":"%b"}' % (b"y" * 2000), (), 413, "request_too_large"),
+        ("/v1/models/gone", "", b"", ("anthropic-version: 2023-06-01",), 404, "not_found_error"),
+        ("/v1/models", "POST", b"", ("anthropic-version: 2023-06-01",), 405, "invalid_request_error"),
+    ],
+)
+async def test_refusals_have_the_shape_of_the_api_that_was_asked(
+    tmp_path: Path, target: str, method: str, body: bytes, headers: tuple[str, ...], status: int, kind: str
+) -> None:
+    small = ServerSettings(max_body_bytes=1024)
+    async with supervised(tmp_path, says_ok, server=small) as here, connected(here.address) as wire:
+        answer = await wire.ask(target, body, method, ("Host: localhost", "X-Request-Id: mine", *headers))
+        told = json.loads(answer.body)
+        assert (answer.status, told["type"], told["error"]["type"]) == (status, "error", kind)
+        assert told["error"]["message"]
+        assert (told["request_id"], answer.headers["request-id"]) == ("mine", "mine")
+        assert status != 405 or answer.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(429, "rate_limit_error"), (502, "api_error"), (507, "api_error")]
+)
+async def test_refusals_of_the_pool_have_its_shape_too(tmp_path: Path, status: int, kind: str) -> None:
     async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
-        body = json.loads((await wire.ask("/v1/messages", b"{}")).body)
-        assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+        here.pool.refusal = PublicError(status, "because", "For a reason.", retry_after_s=3)
+        answer = await wire.ask("/v1/messages", ASKED)
+        assert (answer.status, json.loads(answer.body)["error"]["type"]) == (status, kind)
+        assert answer.headers["retry-after"] == "3"
+
+
+async def test_a_death_within_a_stream_of_messages_is_its_error_event(tmp_path: Path) -> None:
+    begun = chunk(b'event: ping\ndata: {"type":"ping"}\n\n')
+    async with (
+        supervised(tmp_path, says(EVENTS, begun, cut=True)) as here,
+        connected(here.address) as wire,
+    ):
+        answer = await wire.ask("/v1/messages?beta=true", ASKED)
+        assert answer.whole and answer.body.startswith(b"event: ping")
+        name, data = answer.body.decode().rstrip().split("\n\n")[-1].split("\n")
+        told = json.loads(data.removeprefix("data: "))
+        assert name == "event: error" and told["type"] == "error"
+        assert told["error"]["type"] == "api_error"
+        assert told["request_id"] == answer.headers["request-id"]
+
+
+@pytest.mark.parametrize("target", [CHAT, "/v1/models", "/health", "/nowhere"])
+async def test_every_answer_tells_what_the_request_is_called(tmp_path: Path, target: str) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        body = BODY if target == CHAT else b""
+        fresh = [(await wire.ask(target, body)).headers["x-request-id"] for _ in range(2)]
+        assert fresh[0] != fresh[1] and all(name.startswith("req_") for name in fresh)
+        named = await wire.ask(target, body, headers=("Host: localhost", "X-Request-Id: my-id.1"))
+        assert named.headers["x-request-id"] == "my-id.1"
+        odd = await wire.ask(target, body, headers=("Host: localhost", f"X-Request-Id: {'a' * 200}"))
+        assert odd.headers["x-request-id"].startswith("req_")
+        if target == CHAT:
+            assert b"x-request-id: my-id.1\r\n" in here.requests[2]
+            assert b"x-request-id: req_" in here.requests[3]
+
+
+async def test_somebody_is_there(tmp_path: Path) -> None:
+    """Claude Code looks for a sign of life at the root before it begins."""
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        answer = await wire.ask("/", b"", "HEAD")
+        assert (answer.status, answer.body) == (200, b"")
 
 
 # Access. The table is in test_access; here is that it comes first, and what a page gets.

@@ -106,7 +106,8 @@ async def test_the_control_socket_asks_for_no_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["/v1", "/v1/models", "/engine", "/api/status", "/api/models", "/health"])
 async def test_head_is_get_without_the_body(tmp_path: Path, target: str) -> None:
     async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
-        head, full = await wire.ask(target, method="HEAD"), await wire.ask(target)
+        named = ("Host: localhost", "X-Request-Id: mine")
+        head, full = await wire.ask(target, b"", "HEAD", named), await wire.ask(target, headers=named)
         assert (head.status, head.body) == (200, b"")
         assert head.headers == full.headers
 

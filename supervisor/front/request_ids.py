@@ -1,0 +1,28 @@
+"""What a request is called: by its client, or by us.
+
+Every answer tells it as `x-request-id`, to Anthropic's clients also as `request-id`. It is looked up and
+logged, so a client's own is taken only if it is short and harmless.
+"""
+
+import re
+import secrets
+from typing import Final
+
+from shared.errors import Api
+from supervisor.front.access import Headers
+
+HEADER: Final = b"x-request-id"
+_HARMLESS: Final = re.compile(rb"[A-Za-z0-9._:/+=@,|-]{1,128}")
+
+
+def request_id(offered: bytes | None) -> bytes:
+    """The client's own id, or a fresh one."""
+    if offered is not None and _HARMLESS.fullmatch(offered):
+        return offered
+    return b"req_" + secrets.token_hex(12).encode()
+
+
+def headers_for(name: bytes, api: Api) -> Headers:
+    """The headers by which an answer tells it."""
+    told = (HEADER, name)
+    return (told, (b"request-id", name)) if api is Api.ANTHROPIC else (told,)
