@@ -48,9 +48,10 @@ format: $(VENV)/.dev-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# deploy/config.md, after a change to the settings.
+# deploy/config.md and its schema, after a change to the settings.
 reference: $(VENV)/.run-ready
 	$(BIN)/python -m supervisor.settings.reference > deploy/config.md
+	$(BIN)/python -m supervisor.settings.schema > deploy/config.schema.json
 
 bench: $(VENV)/.dev-ready
 	$(BIN)/python -m tests.bench $(ARGS)

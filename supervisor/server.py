@@ -125,6 +125,7 @@ class Supervisor:
                 stop=self.ask_to_stop,
                 downloads=self._downloads,
                 refresh=self._refresh,
+                settings=lambda: self._settings,
             )
         )
         front = Front(settings=self._settings, catalog=self._catalog, pool=self._pool, routes=routes.public)

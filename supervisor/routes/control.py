@@ -13,6 +13,7 @@ from shared.errors import PublicError
 from supervisor.catalog.catalog import ModelEntry
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import READ, Json
+from supervisor.settings.shown import ShownValue, shown_values
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -43,6 +44,12 @@ class ModelViews(msgspec.Struct, frozen=True):
     """`GET /api/models`."""
 
     models: tuple[ModelView, ...]
+
+
+class ConfigView(msgspec.Struct, frozen=True):
+    """`GET /api/config`: every setting as it counts now."""
+
+    values: tuple[ShownValue, ...]
 
 
 class ModelState(msgspec.Struct, frozen=True):
@@ -87,6 +94,10 @@ def control(parts: Parts) -> APIRouter:
         return Json(
             Status(__version__, os.getpid(), parts.started_at, str(home.path), parts.url, log),
         )
+
+    @router.api_route("/config", methods=READ)
+    async def config() -> Json:
+        return Json(ConfigView(tuple(shown_values(parts.settings()))))
 
     @router.api_route("/engine", methods=READ)
     async def engine() -> Json:

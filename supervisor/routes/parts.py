@@ -7,6 +7,7 @@ from typing import Protocol
 from supervisor.catalog.catalog import Catalog, ModelEntry
 from supervisor.catalog.downloads import Downloads
 from supervisor.home import Home
+from supervisor.settings import Settings
 from supervisor.workers.view import EngineView
 
 
@@ -34,3 +35,5 @@ class Parts:
     stop: Callable[[], None]
     downloads: Downloads
     refresh: Callable[[], Awaitable[None]]
+    settings: Callable[[], Settings]
+    """Those that count now."""

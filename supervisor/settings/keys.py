@@ -31,7 +31,7 @@ _KINDS: Final[dict[object, Kind]] = {
     float: "number",
 }
 _SWITCHES: Final = {"true": True, "1": True, "false": False, "0": False}
-_EFFORTS: Final[tuple[str, ...]] = get_args(Effort)
+EFFORTS: Final[tuple[str, ...]] = get_args(Effort)
 _SHOWN_CHARACTERS: Final = 60
 
 
@@ -68,7 +68,7 @@ class Key(msgspec.Struct, frozen=True):
             case "switch":
                 return "true or false"
             case "thinking":
-                return f"true, false or an effort ({', '.join(_EFFORTS)})"
+                return f"true, false or an effort ({', '.join(EFFORTS)})"
             case "size":
                 return f'a size such as "64MiB"{self._range(_size)}'
             case "duration":
@@ -84,7 +84,7 @@ class Key(msgspec.Struct, frozen=True):
         if self.kind == "named texts":
             return "table of texts"
         if self.kind == "thinking":
-            return f"true, false, {', '.join(_EFFORTS)}"
+            return f"true, false, {', '.join(EFFORTS)}"
         shown = {"size": _size, "duration": _duration}.get(self.kind, _plain)
         between = (
             "" if self.low is None or self.high is None else f", {shown(self.low)} to {shown(self.high)}"
@@ -118,7 +118,7 @@ class Key(msgspec.Struct, frozen=True):
             case "thinking", bool():
                 result = value
             case "thinking", str():
-                result = value if value in _EFFORTS else None
+                result = value if value in EFFORTS else None
                 if from_text and result is None:
                     result = _SWITCHES.get(value.lower())
             case "duration", str():
@@ -159,7 +159,12 @@ def shown_value(value: object) -> str:
 
 def dotted(path: Path) -> str:
     """`server.port`, `models."qwen3-8b".context`: as TOML would write it."""
-    return ".".join(part if _is_bare(part) else json.dumps(part, ensure_ascii=False) for part in path)
+    return ".".join(part if _is_bare(part) else _quoted(part) for part in path)
+
+
+def _quoted(text: str) -> str:
+    # TOML takes JSON's escapes, but also wants DEL escaped.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _is_bare(part: str) -> bool:
@@ -186,7 +191,7 @@ def _duration(seconds: float) -> str:
     for unit, factor in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= factor and seconds % factor == 0:
             return f"{seconds / factor:.0f}{unit}"
-    return f"{seconds:g}s"
+    return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
 
 
 def _plain(value: float) -> str:
@@ -195,15 +200,34 @@ def _plain(value: float) -> str:
 
 def written(key: Key) -> str:
     """The key's default as TOML writes it; empty for none."""
-    match key.kind, key.default:
+    return written_value(key, key.default)
+
+
+def written_value(key: Key, value: object) -> str:
+    """A value of the key as TOML writes it; empty for none."""
+    match key.kind, value:
         case _, None:
             return ""
         case "size", int() | float():
-            return f'"{_size(key.default)}"'
+            return f'"{_size(value)}"'
         case "duration", int() | float():
-            return '"never"' if math.isinf(key.default) else f'"{_duration(key.default)}"'
+            return '"never"' if math.isinf(value) else f'"{_duration(value)}"'
         case _:
-            return json.dumps(key.default, ensure_ascii=False)
+            return _toml(value)
+
+
+def _toml(value: object) -> str:
+    """Any value that a configuration may hold, in one line."""
+    match value:
+        case Mapping():
+            pairs = ", ".join(f"{dotted((str(name),))} = {_toml(item)}" for name, item in value.items())
+            return f"{{ {pairs} }}" if pairs else "{}"
+        case list() | tuple():
+            return f"[{', '.join(map(_toml, value))}]"
+        case str():
+            return _quoted(value)
+        case _:
+            return json.dumps(value)
 
 
 def keys_of(struct: type[msgspec.Struct], table: Path) -> list[Key]:

@@ -222,3 +222,37 @@ def test_python_m_is_the_console_script() -> None:
         for program in (CLI, [str(Path(sys.executable).with_name("mlx-supervisor"))])
     ]
     assert shown == [f"mlx-supervisor {__version__}\n"] * 2
+
+
+def test_the_settings_are_written_checked_and_shown(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+
+    def config(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [*CLI, "config", *words, "--home", str(home)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, cwd=ROOT)
+
+    path = Path(config("path").stdout.strip())
+    assert path == home / "config.toml" and not path.exists()
+    assert config("init").returncode == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    again = config("init")
+    assert again.returncode == 1 and "--force" in again.stderr
+    assert config("check").returncode == 0
+    path.write_text("[server]\nprot = 1\n")
+    wrong = config("check")
+    assert wrong.returncode == 1 and f"{path}:2: server.prot is not a setting" in wrong.stderr
+    path.write_text("[server]\nport = 7\n")
+    shown = json.loads(config("show", "--json").stdout)
+    assert {
+        "table": "server",
+        "key": "port",
+        "value": "7",
+        "source": "file",
+        "where": f"{path}:2",
+    }.items() <= (next(value for value in shown if value["key"] == "port").items())
+
+
+def test_the_settings_of_a_running_supervisor_tell_its_flags(shared_service: Service) -> None:
+    command = [*CLI, "config", "show", "--origin", "--home", str(shared_service.home)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, cwd=ROOT).stdout
+    assert re.search(r"^port = 0 +# command line$", shown, re.MULTILINE)

@@ -170,7 +170,9 @@ async def supervised(
         downloads = Downloads(Events(), refresh=refresh, command=downloader)
         stack.push_async_callback(downloads.close)
         routes = Routes(
-            Parts(home, catalog, pool, "http://127.0.0.1:1", 1000.0, stopped.set, downloads, refresh)
+            Parts(
+                home, catalog, pool, "http://127.0.0.1:1", 1000.0, stopped.set, downloads, refresh, Settings
+            )
         )
         front = Front(settings=settings, catalog=catalog, pool=pool, routes=routes.public)
         public = HttpServer(front, [listener], keep_alive_s=keep_alive_s, limits=limits)
