@@ -7,11 +7,11 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx_lm.generate import StopSequences
 
-from worker.engine.chunks import Chunks
 from worker.engine.constraint_batch import ConstrainedGenerator
 from worker.engine.draft import Draft
 from worker.engine.families import Families
 from worker.engine.logprobs import scored
+from worker.engine.pace import Pace
 from worker.engine.processors import NotYet, processors_of
 from worker.engine.prompt_cache import PromptCache
 from worker.engine.reuse import Reuse
@@ -50,7 +50,7 @@ class Batch:
         self._end_tokens = frozenset(end_tokens)
         self._max_rows = max_rows
         self._prefill_step = prefill_step
-        self._chunks = Chunks(prefill_step)
+        self._pace = Pace(prefill_step)
         # Two processes started in the same millisecond must not draw alike.
         mx.random.seed(int.from_bytes(os.urandom(8)) >> 1)
         self._samplers = Samplers(logits_width(network), [*sorted(self._end_tokens), *line_breaks])
@@ -200,10 +200,10 @@ class Batch:
             return (*self._generator.next(), 0)
         waiting = len(self._prefilling)
         decoding = len(self._row_of) > waiting
-        self._generator.prefill_step_size = self._chunks.size(waiting, decoding=decoding)
+        self._generator.prefill_step_size = self._pace.share(waiting, decoding=decoding)
         with self._generator.stats() as stats:
             responses = self._generator.next()
-        self._chunks.took(stats.prompt_tokens, stats.prompt_time)
+        self._pace.took(stats.prompt_tokens, stats.prompt_time)
         return (*responses, 0)
 
     def _speculate(self) -> Speculated | None:

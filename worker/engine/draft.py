@@ -11,7 +11,7 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 
-from worker.engine.chunks import Chunks
+from worker.engine.pace import Pace
 from worker.engine.prompt_cache import as_tokens, common_prefix
 from worker.engine.rewind import leaves
 
@@ -37,7 +37,7 @@ class Draft:
         self._network = network
         self._width = width
         self._own_width = own_width
-        self._chunks = Chunks(prefill_step)
+        self._pace = Pace(prefill_step)
         self._row: list[int] = []
         """The tokens of the row that it follows; whoever generates them adds to this very list."""
         self.reset()
@@ -65,12 +65,12 @@ class Draft:
 
     def read(self, most: int) -> None:
         """Read some more of the row, `most` tokens at most, without stalling it for long."""
-        count = min(most, self._chunks.size(1, decoding=True))
+        count = min(most, self._pace.tokens)
         started = time.monotonic()
         tokens = self._known(self._row[self._read : self._read + count])
         self._network(mx.array([tokens]), cache=self._state)
         mx.eval([layer.state for layer in self._state])
-        self._chunks.took(count, time.monotonic() - started)
+        self._pace.took(count, time.monotonic() - started)
         self._read += count
 
     def propose(self, last: Any, count: int, choose: Choose) -> Any:

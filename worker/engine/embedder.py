@@ -9,7 +9,8 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.engine.jobs import LARGEST_SLICE, Pace, Work
+from worker.engine.jobs import Work
+from worker.engine.pace import Pace
 from worker.model.embedding import Embedding, Pooling
 
 _ROWS: Final = 64
@@ -58,7 +59,7 @@ class DecoderEmbedder:
         self._pace = Pace(prefill_step)
 
     def held(self, texts: Sequence[Sequence[int]]) -> int:
-        return min(sum(map(len, texts)), max(LARGEST_SLICE, *map(len, texts)))
+        return min(sum(map(len, texts)), max(self._pace.most, *map(len, texts)))
 
     def embed(self, texts: Sequence[Sequence[int]]) -> Work[list[bytes]]:
         vectors = [b""] * len(texts)

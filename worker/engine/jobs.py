@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
-from typing import Final, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from shared.activity import RequestFinished, RequestStarted
 from shared.errors import PublicError
@@ -21,29 +21,6 @@ T = TypeVar("T")
 
 Work = Generator[None, None, T]
 """What to do on the engine's thread. It yields where rows may take a step."""
-
-_SLICE_S: Final = 0.1
-"""What a slice should take: rows stall for so long."""
-_SMALLEST: Final = 16
-LARGEST_SLICE: Final = 2048
-"""Tokens that a slice computes at most."""
-
-
-class Pace:
-    """How many tokens a slice may compute, learned from what earlier ones took. For the engine's thread."""
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = max(_SMALLEST, min(tokens, LARGEST_SLICE))
-        """Tokens for the next slice."""
-
-    def took(self, tokens: int, seconds: float) -> None:
-        """A slice with `tokens` took so long."""
-        # A small one says little about a large one: most of its time goes into reading the weights.
-        if tokens < self.tokens // 2 and seconds < _SLICE_S:
-            return
-        fitting = int(tokens * _SLICE_S / max(seconds, 1e-6))
-        # One slow slice, for whatever reason, changes it by half and a quick one doubles it at most.
-        self.tokens = max(_SMALLEST, self.tokens // 2, min(fitting, 2 * self.tokens, LARGEST_SLICE))
 
 
 class _End(Generic[T]):

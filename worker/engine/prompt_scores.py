@@ -7,8 +7,9 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.engine.jobs import Pace, Work
+from worker.engine.jobs import Work
 from worker.engine.logprobs import scored_rows
+from worker.engine.pace import Pace
 from worker.text.logprobs import Scored
 
 _LOGITS: Final = 2**25
@@ -16,7 +17,10 @@ _LOGITS: Final = 2**25
 
 
 def score_prompt(network: Any, tokens: Sequence[int], *, alternatives: int, step: int) -> Work[list[Scored]]:
-    """Scores for all tokens but the first, which has nothing before it. `step` guesses the first slice."""
+    """Scores for all tokens but the first, which has nothing before it.
+
+    One slice computes `step` tokens at most.
+    """
     cache = make_prompt_cache(network)
     pace = Pace(step)
     scores: list[Scored] = []

@@ -13,7 +13,8 @@ import mlx.core as mx
 import msgspec
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.engine.jobs import Pace, Work
+from worker.engine.jobs import Work
+from worker.engine.pace import Pace
 
 _COPIES_BYTES: Final = 256 * 2**20
 """KV cache that answers computed together may take beside the question's own."""

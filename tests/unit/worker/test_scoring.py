@@ -12,7 +12,7 @@ from mlx_lm.utils import load_model
 from tests.fixtures.cache_kinds import write_kind
 from tests.fixtures.tiny import Tiny, tiny_model
 from worker.decisions import _shares
-from worker.engine.jobs import Pace, Work
+from worker.engine.jobs import Work
 from worker.engine.scoring import Ballot, Scorer
 
 T = TypeVar("T")
@@ -69,19 +69,7 @@ def test_a_long_prefix_is_computed_in_slices() -> None:
     scorer = Scorer(network(), prefill_step=16)
     prefix = PREFIX * 4
     _, slices = done(scorer.score(prefix, [Ballot([33], [[65], [66]])]))
-    # The pace at most doubles: 16, 32, 64 and 128 tokens, then the answers.
     assert slices >= 5
-
-
-def test_the_pace_follows_what_slices_take() -> None:
-    pace = Pace(64)
-    pace.took(64, 0.001)
-    assert pace.tokens == 128
-    pace.took(128, 10.0)
-    assert pace.tokens == 64
-    for _ in range(10):
-        pace.took(pace.tokens, 10.0)
-    assert pace.tokens == 16
 
 
 def test_an_answer_is_not_the_longer_one_that_begins_with_it() -> None:
