@@ -40,6 +40,7 @@ from worker.engine.memory import bound_allocator, read_memory, working_set_bytes
 from worker.engine.needs import Needs, measure, room
 from worker.engine.opening import make_embedder, open_engine
 from worker.engine.prompt_cache import PromptCache
+from worker.engine.prompt_scores import PromptScorer
 from worker.engine.prompt_state import PromptState
 from worker.engine.rows import Report
 from worker.engine.scoring import Scorer
@@ -207,6 +208,7 @@ class App:
         )
         self._state = self._admin.state = state
         self._engine.chore = state.chore
+        self._jobs.make_room = lambda: state.make_room(self._admission.rows_bytes)
         chat = Chat(completions, _fingerprint(record))
         models = Models(record.model, created=int(time.time()), context_window=model.context_window)
         self._routes["/v1/chat/completions"] = {"POST": chat}
@@ -214,9 +216,10 @@ class App:
         self._routes["/v1/messages"] = {"POST": messages}
         self._routes["/v1/messages/count_tokens"] = {"POST": messages.count}
         step = record.options.prefill_step
-        texts = TextCompletions(completions, self._jobs, _fingerprint(record), prefill_step=step)
+        prompt_scorer = PromptScorer(model.network, prefill_step=step, prompts=state.cache)
+        texts = TextCompletions(completions, self._jobs, _fingerprint(record), prompt_scorer)
         self._routes["/v1/completions"] = {"POST": texts}
-        scorer = Scorer(model.network, prefill_step=record.options.prefill_step)
+        scorer = Scorer(model.network, prefill_step=step, prompts=state.cache)
         decisions = Decisions(completions, self._jobs, scorer)
         self._routes["/v1/decisions"] = {"POST": DecisionsRoute(decisions)}
         self._routes["/v1/systemone"] = {"POST": SystemOneRoute(decisions)}

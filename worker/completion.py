@@ -137,7 +137,7 @@ class Completions:
                 prompt = await self.tokens(request)
                 self._admission.check(len(prompt) + min(self._longest(request, prompt), _FORESEEN))
                 cuts = await self._boundaries(request, prompt)
-                await self._state.restore(prompt, adapter=adapter, session=request.session)
+                await self.restore(prompt, adapter=adapter, session=request.session)
                 end = await self._end(prompt) if guide.reads_prompt else ""
                 guide = await self._guides.settle(guide, end)
                 family = next(self._numbers) if request.n > 1 else None
@@ -238,6 +238,10 @@ class Completions:
         """
         guide = await self._guides.prepare(request)
         return len(await self.in_preparation(lambda: self._chat_tokens(guide.request, fits=False)))
+
+    async def restore(self, prompt: list[int], *, adapter: str, session: str | None) -> None:
+        """Bring what is saved of `prompt` into the prompt cache; `adapter` is an identity."""
+        await self._state.restore(prompt, adapter=adapter, session=session)
 
     def pieces(self, tokens: Sequence[int]) -> tuple[list[str], list[int]]:
         """The text that each token adds, and where it begins, in characters."""

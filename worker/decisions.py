@@ -27,6 +27,8 @@ class Decided(msgspec.Struct, frozen=True):
     probabilities: list[list[float]]
     input_tokens: int
     """Tokens of the questions' prompts; what they begin with in common is computed, and counts, once."""
+    cached_tokens: int = 0
+    """Of these, what needed no computing, because an earlier prompt began with it."""
 
 
 class _Prepared(msgspec.Struct, frozen=True):
@@ -63,7 +65,13 @@ class Decisions:
         return self._completions.model_id
 
     async def decide(
-        self, material: str, questions: Sequence[Question], *, param: str, adapter: str | None = None
+        self,
+        material: str,
+        questions: Sequence[Question],
+        *,
+        param: str,
+        adapter: str | None = None,
+        session: str | None = None,
     ) -> Decided:
         """`param` is the field of the material, `adapter` a name. Raises PublicError."""
         self._completions.check_writes()
@@ -72,12 +80,15 @@ class Decisions:
             prepared = await self._completions.in_preparation(
                 lambda: self._prepare(material, questions, param)
             )
-            work = self._scorer.score(prepared.prefix, prepared.ballots)
+            await self._completions.restore(prepared.prefix, adapter=identity, session=session)
+            work = self._scorer.score(prepared.prefix, prepared.ballots, adapter=identity, session=session)
             scores = await job.run(work, prompt_tokens=prepared.input_tokens, length=prepared.length)
+            job.cached_tokens = scores.cached
         shares = [
-            _shares(ballot.answers, score) for ballot, score in zip(prepared.ballots, scores, strict=True)
+            _shares(ballot.answers, score)
+            for ballot, score in zip(prepared.ballots, scores.logarithms, strict=True)
         ]
-        return Decided(shares, prepared.input_tokens)
+        return Decided(shares, prepared.input_tokens, scores.cached)
 
     def _prepare(self, material: str, questions: Sequence[Question], param: str) -> _Prepared:
         model = self._completions.model

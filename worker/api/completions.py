@@ -5,6 +5,7 @@ Source: OpenAI's API reference, "The completion object"; whole answers and chunk
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +21,7 @@ from worker.api.usage import usage_object
 from worker.api.validation import decode
 from worker.completion import Completions, new_id
 from worker.engine.jobs import Jobs
-from worker.engine.prompt_scores import score_prompt
+from worker.engine.prompt_scores import PromptScorer
 from worker.reply import Choices
 from worker.request import Request
 from worker.text.events import Finished, ReplyEvent, TextDelta, Usage
@@ -37,16 +38,17 @@ class _Echo(msgspec.Struct):
     """All but the first, whose likelihood nothing says; empty unless asked for."""
     first: Likelihood | None
     prompt_tokens: int
+    cached_tokens: int = 0
 
 
 class TextCompletions:
     """The route, for one loaded model. `fingerprint` names model, versions and backend."""
 
-    def __init__(self, completions: Completions, jobs: Jobs, fingerprint: str, *, prefill_step: int) -> None:
+    def __init__(self, completions: Completions, jobs: Jobs, fingerprint: str, scorer: PromptScorer) -> None:
         self._completions = completions
         self._jobs = jobs
         self._fingerprint = fingerprint
-        self._prefill_step = prefill_step
+        self._scorer = scorer
 
     async def __call__(self, exchange: Exchange) -> None:
         asked = decode(await exchange.body(), CompletionAsked)
@@ -70,9 +72,9 @@ class TextCompletions:
             opened = self._completions.open_all(requests, prefix=_PREFIX, stream=bool(asked.stream))
             async with opened as choices:
                 if asked.stream:
-                    await self._stream(exchange, choices, answers, asked)
+                    await self._stream(exchange, choices, answers, asked, echoes)
                 else:
-                    await self._whole(exchange, choices, answers)
+                    await self._whole(exchange, choices, answers, echoes)
 
     async def _echo(self, request: Request, tokens: list[int]) -> _Echo:
         completions = self._completions
@@ -80,24 +82,31 @@ class TextCompletions:
         text = request.prompt if isinstance(request.prompt, str) else "".join(pieces)
         if request.logprobs is None:
             return _Echo(text, [], None, len(tokens))
-        work = score_prompt(
-            completions.model.network, tokens, alternatives=request.logprobs, step=self._prefill_step
-        )
-        adapter = completions.mounts.identity(request.adapter)
+        adapter, session = completions.mounts.identity(request.adapter), request.session
         async with self._jobs.open("prompt_logprobs", adapter=adapter) as job:
-            scores = await job.run(work, prompt_tokens=len(tokens))
+            await completions.restore(tokens, adapter=adapter, session=session)
+            work = self._scorer.score(tokens, alternatives=request.logprobs, adapter=adapter, session=session)
+            found = await job.run(work, prompt_tokens=len(tokens))
+            job.cached_tokens = found.cached
         texts = completions.texts
         return _Echo(
             text,
             [
                 texts.likelihood(scored, token, offset)
-                for scored, token, offset in zip(scores, tokens[1:], offsets[1:], strict=True)
+                for scored, token, offset in zip(found.scores, tokens[1:], offsets[1:], strict=True)
             ],
             Likelihood(texts.of(tokens[0]), 0.0),
             len(tokens),
+            found.cached,
         )
 
-    async def _whole(self, exchange: Exchange, choices: Choices, answers: list["_Answer"]) -> None:
+    async def _whole(
+        self,
+        exchange: Exchange,
+        choices: Choices,
+        answers: list["_Answer"],
+        echoes: Sequence[_Echo | None],
+    ) -> None:
         said: list[list[ReplyEvent]] = [[] for _ in answers]
         async for batch in choices.batches():
             for index, events in batch:
@@ -105,12 +114,17 @@ class TextCompletions:
         body = {
             **self._head(choices.id, choices.created),
             "choices": [answer.say(events) for answer, events in zip(answers, said, strict=True)],
-            "usage": usage_object(choices.usage),
+            "usage": usage_object(_used(choices, echoes)),
         }
         await exchange.answer(200, orjson.dumps(body), warning_headers(choices.warnings))
 
     async def _stream(
-        self, exchange: Exchange, choices: Choices, answers: list["_Answer"], asked: CompletionAsked
+        self,
+        exchange: Exchange,
+        choices: Choices,
+        answers: list["_Answer"],
+        asked: CompletionAsked,
+        echoes: Sequence[_Echo | None],
     ) -> None:
         head = self._head(choices.id, choices.created)
         usage = {"usage": None} if asked.wants_usage else {}
@@ -120,14 +134,18 @@ class TextCompletions:
                 await exchange.start_events(warning_headers(choices.warnings))
             chunks = [{**head, "choices": [answers[index].say(events)], **usage} for index, events in batch]
             await exchange.write(b"".join([sse.event(orjson.dumps(chunk)) for chunk in chunks]))
-        await exchange.finish(_last(head, choices.usage, asked) + sse.DONE)
+        await exchange.finish(_last(head, _used(choices, echoes), asked) + sse.DONE)
 
     async def _echo_only(
         self, exchange: Exchange, asked: CompletionAsked, answers: list["_Answer"], echoes: list[_Echo]
     ) -> None:
         """The answer to a request for no tokens: what the prompts are and how likely."""
         head = self._head(new_id(_PREFIX), int(time.time()))
-        usage = Usage(sum(echo.prompt_tokens for echo in echoes), 0)
+        usage = Usage(
+            sum(echo.prompt_tokens for echo in echoes),
+            0,
+            cached=sum(echo.cached_tokens for echo in echoes),
+        )
         choices = [answer.say([Finished("length", usage)]) for answer in answers]
         if not asked.stream:
             body = {**head, "choices": choices, "usage": usage_object(usage)}
@@ -222,6 +240,12 @@ class _Logprobs:
 def _name(token: Likelihood) -> str:
     text = token.text
     return f"bytes:{spelled(token.token)}" if text is None else text
+
+
+def _used(choices: Choices, echoes: Sequence[_Echo | None]) -> Usage:
+    """What it cost; rows whose prompts were scored found all of them computed, by this very request."""
+    scored = [echo.cached_tokens for echo in echoes if echo is not None and echo.first is not None]
+    return msgspec.structs.replace(choices.usage, cached=sum(scored)) if scored else choices.usage
 
 
 def _last(head: dict[str, Any], usage: Usage, asked: CompletionAsked) -> bytes:

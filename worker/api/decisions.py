@@ -11,6 +11,7 @@ import orjson
 
 from shared.errors import PublicError, invalid
 from worker.api.exchange import Exchange
+from worker.api.session import session_of
 from worker.api.validation import decode
 from worker.decisions import Decided, Decisions, readable
 from worker.text.questions import Option, Question, choice, confidence, score, statement
@@ -79,6 +80,8 @@ class DecisionsAsked(msgspec.Struct, frozen=True):
     input: str | list[WireItem]
     questions: list[WireQuestion]
     adapter: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
 
 
 class DecisionsRoute:
@@ -93,7 +96,13 @@ class DecisionsRoute:
         check_count(asked.questions, "questions", 1, MAX_QUESTIONS)
         questions = [_question(wire, f"questions[{i}]") for i, wire in enumerate(asked.questions)]
         with exchange.while_connected():
-            decided = await self._decisions.decide(material, questions, param="input", adapter=asked.adapter)
+            decided = await self._decisions.decide(
+                material,
+                questions,
+                param="input",
+                adapter=asked.adapter,
+                session=session_of(asked.session_id or asked.prompt_cache_key, exchange),
+            )
         answers = [
             _answer(wire, probabilities)
             for wire, probabilities in zip(asked.questions, decided.probabilities, strict=True)
@@ -112,7 +121,7 @@ def usage(decided: Decided) -> dict[str, Any]:
     """Nothing is generated, so no output is counted."""
     return {
         "input_tokens": decided.input_tokens,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": decided.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": 0,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": decided.input_tokens,

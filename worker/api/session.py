@@ -19,7 +19,12 @@ _LONGEST: Final = 64
 
 def in_session(request: Request, exchange: Exchange) -> Request:
     """`request` with the session that its body names, or else its headers."""
-    name = request.session or next(filter(None, map(exchange.header, HEADERS)), None)
+    return msgspec.structs.replace(request, session=session_of(request.session, exchange))
+
+
+def session_of(named: str | None, exchange: Exchange) -> str | None:
+    """The session that a body has `named`, or else the headers."""
+    name = named or next(filter(None, map(exchange.header, HEADERS)), None)
     if name is not None and len(name) > _LONGEST:
         name = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
-    return msgspec.structs.replace(request, session=name)
+    return name

@@ -12,6 +12,7 @@ import orjson
 from shared.errors import invalid
 from worker.api.decisions import MAX_CHOICES, MAX_LEVELS, MAX_QUESTIONS, check_count, mean_level, usage
 from worker.api.exchange import Exchange
+from worker.api.session import session_of
 from worker.api.validation import decode
 from worker.decisions import Decisions, readable
 from worker.text.questions import Option, Question, choice, confidence, score, statement
@@ -55,6 +56,7 @@ class SystemOneAsked(msgspec.Struct, frozen=True):
     state: Content
     questions: dict[str, WireQuestion]
     adapter: str | None = None
+    session_id: str | None = None
 
 
 class SystemOneRoute:
@@ -71,7 +73,13 @@ class SystemOneRoute:
         check_count(asked.questions, "questions", 1, MAX_QUESTIONS)
         questions = [_question(wire, name) for name, wire in asked.questions.items()]
         with exchange.while_connected():
-            decided = await self._decisions.decide(state, questions, param="state", adapter=asked.adapter)
+            decided = await self._decisions.decide(
+                state,
+                questions,
+                param="state",
+                adapter=asked.adapter,
+                session=session_of(asked.session_id, exchange),
+            )
         answers = {
             name: _answer(wire, probabilities)
             for (name, wire), probabilities in zip(

@@ -7,7 +7,7 @@ a time, so that rows wait for one of them at most, however many jobs there are.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
 from typing import Generic, Literal, TypeVar
 
@@ -44,10 +44,13 @@ class Job:
         self._started = asyncio.Event()
         self._awaited: asyncio.Future[object] | None = None
         self._error: PublicError | None = None
+        self.cached_tokens = 0
+        """Tokens of its prompts that needed no computing, for the feed."""
         self.busy = False
         """Whether its work may still be in the engine; then the place in the line is given back by itself."""
 
     def _start(self) -> None:
+        self._jobs.make_room()
         self._started.set()
 
     def fail(self, error: PublicError) -> None:
@@ -117,7 +120,7 @@ class Job:
                 now,
                 ending,
                 prompt_tokens=self._prompt_tokens,
-                cached_tokens=0,
+                cached_tokens=self.cached_tokens,
                 completion_tokens=0,
                 total_s=now - self._begun,
             )
@@ -134,6 +137,8 @@ class Jobs:
         self.one = asyncio.Lock()
         """Held for a slice. Who waits gets it in turn."""
         self._open: set[Job] = set()
+        self.make_room: Callable[[], None] = lambda: None
+        """Makes what is kept of earlier prompts give way; called when a job begins."""
 
     @asynccontextmanager
     async def open(self, kind: str, *, adapter: str = "") -> AsyncIterator[Job]:

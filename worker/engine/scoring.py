@@ -1,7 +1,7 @@
 """How likely a model is to give each of several answers. Everything here runs on the engine's thread.
 
-What all questions begin with is computed once, then each question's rest, then the answers as continuations
-of it, several at a time.
+What all questions begin with is computed once, if the prompt cache does not have it, then each question's
+rest, then the answers as continuations of it, several at a time.
 """
 
 import copy
@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import mlx.core as mx
 import msgspec
-from mlx_lm.models.cache import make_prompt_cache
 
 from worker.engine.jobs import Work
 from worker.engine.pace import Pace
+from worker.engine.prefixes import Prefixes
+from worker.engine.prompt_cache import PromptCache
 
 _COPIES_BYTES: Final = 256 * 2**20
 """KV cache that answers computed together may take beside the question's own."""
@@ -32,23 +33,40 @@ class Ballot(msgspec.Struct, frozen=True):
     answers: list[list[int]]
 
 
+class Scores(msgspec.Struct, frozen=True):
+    """`logarithms` are of each answer's probability, natural ones, by ballot."""
+
+    logarithms: list[list[float]]
+    cached: int
+    """Tokens of the prefix that needed no computing."""
+
+
 class Scorer:
     """For one loaded model."""
 
-    def __init__(self, network: Any, *, prefill_step: int) -> None:
+    def __init__(self, network: Any, *, prefill_step: int, prompts: PromptCache | None = None) -> None:
         self._network = network
         self._pace = Pace(prefill_step)
+        self._prefixes = Prefixes(network, prompts)
 
-    def score(self, prefix: list[int], ballots: Sequence[Ballot]) -> Work[list[list[float]]]:
-        """The natural logarithm of each answer's probability, by ballot."""
-        common = make_prompt_cache(self._network)
-        yield from self._read(common, prefix)
+    def score(
+        self,
+        prefix: list[int],
+        ballots: Sequence[Ballot],
+        *,
+        adapter: str = "",
+        session: str | None = None,
+    ) -> Work[Scores]:
+        """`adapter` is the identity of the one in place."""
+        cached, common = self._prefixes.begin(prefix, adapter=adapter, session=session)
+        yield from self._read(common, prefix[cached:])
+        kept = self._prefixes.keep(prefix, common, adapter=adapter, session=session)
         scores = []
         for ballot in ballots:
-            cache = copy.deepcopy(common) if len(ballots) > 1 else common
+            cache = copy.deepcopy(common) if kept or len(ballots) > 1 else common
             yield from self._read(cache, ballot.rest[:-1])
             scores.append((yield from self._answers(cache, ballot)))
-        return scores
+        return Scores(scores, cached)
 
     def _read(self, cache: list[Any], tokens: list[int]) -> Work[None]:
         done = 0

@@ -38,6 +38,24 @@ async def test_a_request_picks_one(folders: dict[str, str]) -> None:
         assert await alone.text(TEXT) == plain
 
 
+async def test_prompts_are_scored_with_the_one_that_is_asked_for(folders: dict[str, str]) -> None:
+    async def scores(worker: Worker, **fields: str) -> list[float]:
+        body = {"prompt": TEXT, "echo": True, "logprobs": 0, "max_tokens": 0, **fields}
+        response = await worker.client.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        found: list[float] = response.json()["choices"][0]["logprobs"]["token_logprobs"][1:]
+        return found
+
+    async with serving(adapters=folders) as worker:
+        plain = await scores(worker)
+        sql, poet = [await scores(worker, adapter=name) for name in folders]
+        assert plain != pytest.approx(sql, abs=1e-3) and sql != pytest.approx(poet, abs=1e-3)
+        assert await scores(worker, adapter="sql") == pytest.approx(sql, abs=1e-5)
+        assert await scores(worker) == pytest.approx(plain, abs=1e-5)
+    async with serving() as alone:
+        assert await scores(alone) == pytest.approx(plain, abs=1e-5)
+
+
 async def test_many_at_once_answer_as_alone(folders: dict[str, str]) -> None:
     names = [None, "sql", "poet"] * 6
     async with serving(adapters=folders) as worker:

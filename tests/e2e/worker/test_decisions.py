@@ -12,6 +12,7 @@ from tests.e2e.worker.serving import ENDLESS, Json, Worker, serving
 from tests.fixtures.tiny import Tiny
 
 LONG = Tiny(context=8192)
+ONE_NOUL = {"wet": {"type": "noul", "instructions": "It rains."}}
 PREDICATE = {"type": "predicate", "instructions": "It rains."}
 CHOICE = {
     "type": "choice",
@@ -61,6 +62,22 @@ async def test_all_kinds_of_questions_are_answered_in_order() -> None:
     )
     assert decision.usage.output_tokens == 0
     assert decision.usage.input_tokens == decision.usage.total_tokens > 0
+
+
+async def test_material_that_was_read_before_is_not_read_again() -> None:
+    material = "It was a wet day in a wet week. " * 8
+    async with serving() as worker:
+        first = await decide(worker, {"input": material, "questions": [PREDICATE, CHOICE]})
+        again = await decide(worker, {"input": material, "questions": [PREDICATE, CHOICE]})
+        other = await decide(worker, {"state": material, "questions": ONE_NOUL}, path="/v1/systemone")
+        stats = (await worker.client.get("/admin/cache")).json()
+    assert first["usage"]["input_tokens_details"]["cached_tokens"] == 0
+    assert again["usage"]["input_tokens_details"]["cached_tokens"] > len(material)
+    assert other["usage"]["input_tokens_details"]["cached_tokens"] > len(material)
+    assert again["usage"]["input_tokens"] == first["usage"]["input_tokens"]
+    for one, two in zip(first["answers"], again["answers"], strict=True):
+        assert flat(one) == pytest.approx(flat(two), abs=1e-5)
+    assert (stats["hits"], stats["misses"]) == (2, 1)
 
 
 async def test_questions_do_not_influence_each_other() -> None:

@@ -13,6 +13,8 @@ from tests.fixtures.cache_kinds import write_kind
 from tests.fixtures.tiny import Tiny, tiny_model
 from worker.decisions import _shares
 from worker.engine.jobs import Work
+from worker.engine.prompt_cache import PromptCache
+from worker.engine.prompt_scores import PromptScorer, PromptScores
 from worker.engine.scoring import Ballot, Scorer
 
 T = TypeVar("T")
@@ -48,7 +50,7 @@ def directly(model: Any, prompt: list[int], answer: list[int]) -> float:
 def test_scores_are_those_of_each_answer_alone() -> None:
     ballots = [Ballot([33, 34], ANSWERS), Ballot([35], ANSWERS[::-1]), Ballot(PREFIX[::-1], [[65], [80, 81]])]
     scores, _ = done(Scorer(network(), prefill_step=512).score(PREFIX, ballots))
-    for ballot, found in zip(ballots, scores, strict=True):
+    for ballot, found in zip(ballots, scores.logarithms, strict=True):
         expected = [directly(network(), PREFIX + ballot.rest, answer) for answer in ballot.answers]
         assert found == pytest.approx(expected, abs=1e-3)
 
@@ -60,7 +62,7 @@ def test_every_kind_of_cache_can_be_shared(kind: str, tmp_path: Path) -> None:
     prefix = PREFIX * 3  # longer than the sliding windows
     ballots = [Ballot([33, 34], ANSWERS), Ballot([35, 36, 37], ANSWERS)]
     scores, _ = done(Scorer(model, prefill_step=64).score(prefix, ballots))
-    for ballot, found in zip(ballots, scores, strict=True):
+    for ballot, found in zip(ballots, scores.logarithms, strict=True):
         expected = [directly(model, prefix + ballot.rest, answer) for answer in ballot.answers]
         assert found == pytest.approx(expected, abs=2e-2)
 
@@ -70,6 +72,49 @@ def test_a_long_prefix_is_computed_in_slices() -> None:
     prefix = PREFIX * 4
     _, slices = done(scorer.score(prefix, [Ballot([33], [[65], [66]])]))
     assert slices >= 5
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "mamba2"])
+def test_what_an_earlier_one_began_with_is_not_computed_again(kind: str, tmp_path: Path) -> None:
+    mx.random.seed(3)
+    model = network() if kind == "llama" else load_model(write_kind(tmp_path / kind, kind))[0]
+    prompts = PromptCache(2**30)
+    warm, cold = (Scorer(model, prefill_step=64, prompts=cache) for cache in (prompts, None))
+    for rests, cached in (([[33, 34], [35]], 0), ([[36, 37]], len(PREFIX)), ([[33, 34], [35]], len(PREFIX))):
+        ballots = [Ballot(rest, ANSWERS) for rest in rests]
+        found, _ = done(warm.score(PREFIX, ballots))
+        fresh, _ = done(cold.score(PREFIX, ballots))
+        assert found.cached == cached
+        for one, other in zip(found.logarithms, fresh.logarithms, strict=True):
+            assert one == pytest.approx(other, abs=1e-3)
+    assert done(warm.score(PREFIX, [Ballot([33], ANSWERS)], adapter="other"))[0].cached == 0
+
+
+def scores_of(scorer: PromptScorer, tokens: list[int], **fields: Any) -> PromptScores:
+    return done(scorer.score(tokens, **{"alternatives": 2, **fields}))[0]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "mamba2"])
+def test_scores_of_a_prompt_go_on_from_what_an_earlier_one_shares(kind: str, tmp_path: Path) -> None:
+    mx.random.seed(3)
+    model = network() if kind == "llama" else load_model(write_kind(tmp_path / kind, kind))[0]
+    warm = PromptScorer(model, prefill_step=64, prompts=PromptCache(2**30))
+    for tokens in (PREFIX, [*PREFIX, 40, 41, 42], [*PREFIX[:50], 60, 61]):
+        found = scores_of(warm, tokens)
+        fresh = scores_of(PromptScorer(model, prefill_step=64), tokens)
+        assert fresh.cached == 0 and len(found.scores) == len(tokens) - 1
+        for one, other in zip(found.scores, fresh.scores, strict=True):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+            assert [token for token, _ in one.best] == [token for token, _ in other.best]
+        # All but the last token have been read by the first, of which the second is a longer form.
+        if tokens == [*PREFIX, 40, 41, 42]:
+            assert found.cached == len(PREFIX) - 1
+    again = scores_of(warm, PREFIX, alternatives=1)
+    assert again.cached == len(PREFIX) - 1
+    assert all(len(score.best) == 1 for score in again.scores)
+    # Other alternatives than were told, and another adapter, are computed anew.
+    assert scores_of(warm, PREFIX, alternatives=5).cached == 0
+    assert scores_of(warm, PREFIX, adapter="other").cached == 0
 
 
 def test_an_answer_is_not_the_longer_one_that_begins_with_it() -> None:
