@@ -74,7 +74,13 @@ def run(options: StartOptions, *, worker_command: Sequence[str] = WORKER_COMMAND
             raise Refused(str(error)) from error
         descriptors = raise_limit()
         events = Events()
-        logs = Logs(home.logs / "supervisor.log", events, terminal=sys.stderr)
+        logs = Logs(
+            home.logs / "supervisor.log",
+            events,
+            terminal=sys.stderr,
+            limits=settings.log.limits,
+            json=settings.log.format == "json",
+        )
         stack.callback(logs.close)
         events.emit("supervisor.starting", version=__version__, pid=os.getpid(), descriptors=descriptors)
         supervisor = Supervisor(home, settings, events, notifier, worker_command)

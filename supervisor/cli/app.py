@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from shared import __version__
-from supervisor.cli import chat, config, importing, models, pulling, service, serving
+from supervisor.cli import chat, config, importing, logs, models, pulling, service, serving
 from supervisor.cli.errors import RefusedError
 from supervisor.cli.terminal import clean
 from supervisor.cli.values import read_without_pydantic
@@ -57,6 +57,7 @@ for _verb in (
     pulling.pull,
     importing.import_,
     chat.chat,
+    logs.logs,
 ):
     app.command(_verb.__name__.rstrip("_"))(_verb)
 app.add_typer(config.app, name="config")

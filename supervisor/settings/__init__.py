@@ -2,6 +2,7 @@
 
 from supervisor.settings.loading import load_settings
 from supervisor.settings.model import (
+    LogSettings,
     MemorySettings,
     ModelSettings,
     Origin,
@@ -13,6 +14,7 @@ from supervisor.settings.model import (
 )
 
 __all__ = [
+    "LogSettings",
     "MemorySettings",
     "ModelSettings",
     "Origin",

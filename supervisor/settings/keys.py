@@ -3,13 +3,14 @@
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, get_args
+from typing import Final, Literal, get_args, get_origin
 
 import msgspec
 
 from shared.launch import Effort
 from shared.sizes import parse_duration, parse_size
 from supervisor.settings.model import (
+    LogSettings,
     MemorySettings,
     ModelSettings,
     ServerSettings,
@@ -17,7 +18,16 @@ from supervisor.settings.model import (
 )
 
 Kind = Literal[
-    "text", "texts", "named texts", "switch", "thinking", "whole number", "number", "size", "duration"
+    "text",
+    "texts",
+    "named texts",
+    "choice",
+    "switch",
+    "thinking",
+    "whole number",
+    "number",
+    "size",
+    "duration",
 ]
 Value = str | tuple[str, ...] | Mapping[str, str] | bool | int | float
 Path = tuple[str, ...]
@@ -48,6 +58,7 @@ class Key(msgspec.Struct, frozen=True):
     """Whether `never` is allowed for a duration."""
     one_model: bool = False
     """Not inherited from `[defaults]`."""
+    choices: tuple[str, ...] = ()
 
     @property
     def variable(self) -> str | None:
@@ -65,6 +76,8 @@ class Key(msgspec.Struct, frozen=True):
                 return 'a list of texts such as ["a", "b"]'
             case "named texts":
                 return 'a table of texts such as { a = "b" }'
+            case "choice":
+                return " or ".join(f'"{choice}"' for choice in self.choices)
             case "switch":
                 return "true or false"
             case "thinking":
@@ -83,6 +96,8 @@ class Key(msgspec.Struct, frozen=True):
             return "list of texts"
         if self.kind == "named texts":
             return "table of texts"
+        if self.kind == "choice":
+            return " or ".join(self.choices)
         if self.kind == "thinking":
             return f"true, false, {', '.join(EFFORTS)}"
         shown = {"size": _size, "duration": _duration}.get(self.kind, _plain)
@@ -111,6 +126,8 @@ class Key(msgspec.Struct, frozen=True):
                 result = texts if len(texts) == len(value) else None
             case "named texts", dict() if all(isinstance(text, str) for text in value.values()):
                 result = value
+            case "choice", str():
+                result = value if value in self.choices else None
             case "switch", bool():
                 result = value
             case "switch", str() if from_text:
@@ -240,7 +257,8 @@ def keys_of(struct: type[msgspec.Struct], table: Path) -> list[Key]:
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             keys.extend(keys_of(inner, path))
             continue
-        kind: Kind = extra.get("form") or _KINDS[inner]
+        choices = get_args(inner) if get_origin(inner) is Literal else ()
+        kind: Kind = "choice" if choices else extra.get("form") or _KINDS[inner]
         keys.append(
             Key(
                 path=path,
@@ -251,6 +269,7 @@ def keys_of(struct: type[msgspec.Struct], table: Path) -> list[Key]:
                 high=meta.le if meta else None,
                 never=bool(extra.get("never")),
                 one_model=bool(extra.get("one_model")),
+                choices=choices,
             )
         )
     return keys
@@ -272,6 +291,7 @@ TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "server": ServerSettings,
     "memory": MemorySettings,
     "watch": WatchSettings,
+    "log": LogSettings,
     "defaults": ModelSettings,
 }
 """The tables that are always there; each `[models."ID"]` is a ModelSettings too."""

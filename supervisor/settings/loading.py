@@ -20,6 +20,7 @@ from supervisor.settings.keys import (
 )
 from supervisor.settings.lines import KeyPath, key_lines, line_of
 from supervisor.settings.model import (
+    LogSettings,
     MemorySettings,
     ModelSettings,
     Origin,
@@ -184,6 +185,7 @@ class _Loader:
             server=self._build(ServerSettings(), ("server",)),
             memory=self._build(MemorySettings(), ("memory",)),
             watch=self._build(WatchSettings(), ("watch",)),
+            log=self._build(LogSettings(), ("log",)),
             defaults=defaults,
             models=models,
             preload=tuple(dict.fromkeys(named.get(name, name) for name in preload)),

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.launch import Sampling
+from supervisor.telemetry.appendfile import LogLimits
 
 YEAR_S: Final = 365 * 86400.0
 
@@ -171,6 +172,35 @@ class WatchSettings(
     ] = 3.0
 
 
+class LogSettings(msgspec.Struct, frozen=True, rename={"max_size_bytes": "max_size"}):
+    """What `supervisor.log` looks like, and how large the logs may grow: `[log]`."""
+
+    format: Annotated[
+        Literal["text", "json"],
+        Meta(
+            description="How `supervisor.log` is written, an event to a line: for people, or an object for "
+            "programs. What workers print is kept as it is."
+        ),
+    ] = "text"
+    max_size_bytes: Annotated[
+        int,
+        Meta(
+            description="A log that reaches this size begins anew; the full one is kept as `NAME.1`.",
+            ge=64 * 2**10,
+            le=2**40,
+            extra=SIZE,
+        ),
+    ] = 16 * 2**20
+    keep: Annotated[
+        int,
+        Meta(description="Full logs that are kept of each name; the oldest goes first.", ge=0, le=1000),
+    ] = 5
+
+    @property
+    def limits(self) -> LogLimits:
+        return LogLimits(self.max_size_bytes, self.keep)
+
+
 class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_unload"}):
     """One model: `[models."ID"]` over `[defaults]`."""
 
@@ -285,6 +315,7 @@ class Settings(msgspec.Struct, frozen=True):
     server: ServerSettings = ServerSettings()
     memory: MemorySettings = MemorySettings()
     watch: WatchSettings = WatchSettings()
+    log: LogSettings = LogSettings()
     defaults: ModelSettings = ModelSettings()
     models: Mapping[str, ModelSettings] = {}
     preload: tuple[str, ...] = ()

@@ -1,5 +1,6 @@
 """An event as a line: for the log file, and shorter for a person who watches."""
 
+import json
 import time
 from typing import Final
 
@@ -17,11 +18,28 @@ def log_line(event: Event) -> bytes:
     UTC. Texts with anything but plain characters are in quotes, and everything that could act on a
     terminal or begin a new line is escaped.
     """
-    seconds, thousandths = divmod(int(event.at * 1000), 1000)
-    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    words = [f"{moment}.{thousandths:03d}Z", event.level, _word(event.kind)]
+    words = [timestamp(event.at), event.level, _word(event.kind)]
     words += [f"{_word(name)}={_shown(value)}" for name, value in event.fields.items() if value is not None]
     return (" ".join(words) + "\n").encode("utf-8", "backslashreplace")
+
+
+def json_line(event: Event) -> bytes:
+    """`{"time":"2026-03-01T09:30:00.125Z","level":"info","event":"worker.ready","model":"qwen3-8b"}`.
+
+    With its line end. Everything beyond ASCII is escaped, as JSON does it. A field that has the name of one
+    of the three first is left out.
+    """
+    record: dict[str, Field] = {"time": timestamp(event.at), "level": event.level, "event": event.kind}
+    for name, value in event.fields.items():
+        if value is not None:
+            record.setdefault(name, value[:_LONGEST_TEXT] if isinstance(value, str) else value)
+    return (json.dumps(record, separators=(",", ":")) + "\n").encode("ascii")
+
+
+def timestamp(at: float) -> str:
+    """Seconds since 1970 as `2026-03-01T09:30:00.125Z`."""
+    seconds, thousandths = divmod(int(at * 1000), 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{thousandths:03d}Z"
 
 
 def escaped(text: str) -> str:

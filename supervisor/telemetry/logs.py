@@ -8,17 +8,15 @@ import logging
 import os
 import queue
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, TextIO
 
+from supervisor.telemetry.appendfile import USUAL_LIMITS, AppendFile, LogLimits
 from supervisor.telemetry.events import Event, Events
-from supervisor.telemetry.lines import log_line, terminal_line
+from supervisor.telemetry.lines import json_line, log_line, terminal_line
 
-_REOPEN_S: Final = 5.0
-"""How often a log file that could not be opened is tried again, at most."""
 _CALLS: Final = 8
 """Innermost calls of a traceback that are kept."""
 _TERMINAL_LINES: Final = 1000
@@ -26,60 +24,35 @@ _TERMINAL_LINES: Final = 1000
 
 
 class LogFile:
-    """Appends lines to a file; what can't be written is dropped and counted."""
+    """Appends events to a file as lines; what can't be written is dropped and counted."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-        self._next_try_s = 0.0
-        self._torn = False
-        self._closed = False
+    def __init__(
+        self,
+        path: Path,
+        limits: LogLimits = USUAL_LIMITS,
+        *,
+        line: Callable[[Event], bytes] = log_line,
+    ) -> None:
+        self._file = AppendFile(path, limits)
+        self._line = line
         self._untold = 0
         self.dropped = 0
         """Lines that were lost since the start."""
-        self._open()
 
     def write(self, event: Event) -> None:
         """Append the event. A subscriber of `Events`."""
-        if self._descriptor is None and not self._closed and time.monotonic() >= self._next_try_s:
-            self._open()
-        line = log_line(event)
+        line = self._line(event)
         if self._untold:
             missing = Event(event.at, "log.dropped", "warning", {"lines": self._untold})
-            line = log_line(missing) + line
-        # After half a line, the next begins on a line of its own.
-        if self._append(b"\n" + line if self._torn else line):
-            self._torn = False
+            line = self._line(missing) + line
+        if self._file.append(line) == len(line):
             self._untold = 0
         else:
             self.dropped += 1
             self._untold += 1
 
     def close(self) -> None:
-        self._closed = True
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def _open(self) -> None:
-        self._next_try_s = time.monotonic() + _REOPEN_S
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            self._descriptor = os.open(self._path, flags, 0o600)
-        except OSError:
-            self._descriptor = None  # `write` counts the lines
-
-    def _append(self, data: bytes) -> bool:
-        if self._descriptor is None:
-            return False
-        try:
-            written = os.write(self._descriptor, data)
-        except OSError:
-            return False
-        # A disk that fills up takes the beginning and says so by the count.
-        if written < len(data):
-            self._torn = True
-        return written == len(data)
+        self._file.close()
 
 
 class Terminal:
@@ -163,8 +136,16 @@ class Logs:
     `terminal` is where short lines go, as long as it is one; None or a pipe gets none.
     """
 
-    def __init__(self, path: Path, events: Events, *, terminal: TextIO | None = None) -> None:
-        self.file = LogFile(path)
+    def __init__(
+        self,
+        path: Path,
+        events: Events,
+        *,
+        terminal: TextIO | None = None,
+        limits: LogLimits = USUAL_LIMITS,
+        json: bool = False,
+    ) -> None:
+        self.file = LogFile(path, limits, line=json_line if json else log_line)
         self.terminal = (
             Terminal(terminal, colour=wants_colour(terminal, os.environ))
             if terminal is not None and terminal.isatty()

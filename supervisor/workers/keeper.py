@@ -33,6 +33,7 @@ from shared.status import ExitCode, FailureKind, Memory
 from supervisor.catalog.catalog import ModelEntry
 from supervisor.home import Home
 from supervisor.settings import MemorySettings, WatchSettings
+from supervisor.telemetry.appendfile import AppendFile, LogLimits
 from supervisor.telemetry.events import Events, Field, Level
 from supervisor.workers.actions import StopReason
 from supervisor.workers.control import NoAnswer, ask_health, ask_to_drain
@@ -108,6 +109,7 @@ class Keeper:
         *,
         home: Home,
         settings: WatchSettings,
+        log_limits: LogLimits,
         memory: MemorySettings,
         launcher: Launcher,
         sockets: SocketFiles,
@@ -126,6 +128,7 @@ class Keeper:
         self.leases = 0
         self._home = home
         self._settings = settings
+        self._log_limits = log_limits
         self._memory = memory
         self._launcher = launcher
         self._sockets = sockets
@@ -244,7 +247,8 @@ class Keeper:
             ended = Exit(during="loading", cause=error.strerror or str(error))
         else:
             life = self.life = Life(process, self.generation, socket)
-            process.assign(self._record(entry, socket), self._home.worker_log(entry.id))
+            log = AppendFile(self._home.worker_log(entry.id), self._log_limits)
+            process.assign(self._record(entry, socket), log)
             served = await self._load(process)
             if served:
                 self.memory = process.ready.result().memory

@@ -5,10 +5,10 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
-from supervisor.telemetry.lines import escaped
+from supervisor.telemetry.appendfile import AppendFile
+from supervisor.telemetry.lines import escaped, timestamp
 
 READ_BYTES: Final = 64 * 1024
 LONGEST_LINE_BYTES: Final = 16 * 1024
@@ -84,8 +84,7 @@ class Output:
     def __init__(self) -> None:
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._held: deque[bytes] = deque(maxlen=_HELD_LINES)
-        self._descriptor: int | None = None
-        self._attached = False
+        self._log: AppendFile | None = None
         self._mark = b""
         self.dropped = 0
         """Lines that could not be written."""
@@ -94,15 +93,10 @@ class Output:
     def tail(self) -> tuple[str, ...]:
         return tuple(self._tail)
 
-    def attach(self, log: Path, pid: int) -> None:
-        """Write to `log` from now on, and what was held until now."""
-        self._attached = True
+    def attach(self, log: AppendFile, pid: int) -> None:
+        """Write to `log`, which becomes ours, from now on, and what was held until now."""
+        self._log = log
         self._mark = f" {pid} ".encode()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            self._descriptor = os.open(log, flags, 0o600)
-        except OSError:
-            self._descriptor = None  # the lines are counted as they come
         held = list(self._held)
         self._held.clear()
         self._write(held)
@@ -115,32 +109,21 @@ class Output:
         self._take(lines)
 
     def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._log is not None:
+            self._log.close()
 
     def _take(self, lines: list[bytes]) -> None:
-        if self._attached:
-            self._write(lines)
-        else:
+        if self._log is None:
             self._held.extend(lines)
+        else:
+            self._write(lines)
 
     def _write(self, lines: list[bytes]) -> None:
-        if not lines:
+        if not lines or self._log is None:
             return
-        seconds, thousandths = divmod(int(time.time() * 1000), 1000)
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-        head = f"{moment}.{thousandths:03d}Z".encode() + self._mark
+        head = timestamp(time.time()).encode() + self._mark
         data = b"".join(head + _text(line).encode() + b"\n" for line in lines)
-        if self._descriptor is None:
-            self.dropped += len(lines)
-            return
-        try:
-            written = os.write(self._descriptor, data)
-        except OSError:
-            written = 0
-        if written < len(data):
-            self.dropped += data.count(b"\n", written)
+        self.dropped += data.count(b"\n", self._log.append(data))
 
 
 def _text(line: bytes) -> str:

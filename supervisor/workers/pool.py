@@ -287,6 +287,7 @@ class Pool:
                 model_id,
                 home=self._home,
                 settings=self._settings.watch,
+                log_limits=self._settings.log.limits,
                 memory=self._settings.memory,
                 launcher=self._launcher,
                 sockets=self._sockets,

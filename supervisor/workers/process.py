@@ -37,6 +37,7 @@ from shared.status import (
     Warm,
     decode_status,
 )
+from supervisor.telemetry.appendfile import AppendFile
 from supervisor.workers import family
 from supervisor.workers.environment import worker_environment
 from supervisor.workers.exits import Exit, exit_of
@@ -113,7 +114,7 @@ class WorkerProcess:
     def dropped_lines(self) -> int:
         return self._output.dropped
 
-    def assign(self, record: LaunchRecord, log: Path) -> None:
+    def assign(self, record: LaunchRecord, log: AppendFile) -> None:
         """Tell the process which model it serves, and write its output to `log` from now on."""
         if self.state == "exited":
             return

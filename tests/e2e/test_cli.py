@@ -256,3 +256,20 @@ def test_the_settings_of_a_running_supervisor_tell_its_flags(shared_service: Ser
     command = [*CLI, "config", "show", "--origin", "--home", str(shared_service.home)]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, cwd=ROOT).stdout
     assert re.search(r"^port = 0 +# command line$", shown, re.MULTILINE)
+
+
+def test_logs_show_what_happened_and_what_a_worker_said(service: Service) -> None:
+    service.cli("load", "llama")
+
+    def logs(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [*CLI, "logs", *words, "--home", str(service.home)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, cwd=ROOT)
+
+    assert "worker.ready" in logs("-n", "5").stdout
+    assert "supervisor.starting" in logs("--since", "1h").stdout
+    assert logs("--since", "2099-01-01").stdout == ""
+    assert logs("gpt-4o-mini").returncode == 0, "an alias means its model"
+    wrong = logs("lama")
+    assert wrong.returncode == 1 and "did you mean llama?" in wrong.stderr
+    never = logs("--since", "yesterday")
+    assert never.returncode == 1 and "10m" in never.stderr

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from shared.launch import LaunchRecord
+from supervisor.telemetry.appendfile import AppendFile
 from supervisor.workers.process import WorkerProcess
 from tests.fixtures.fake_shapes import COMMAND, Death, Load, write_load
 from tests.fixtures.leaks import nothing_left
@@ -41,7 +42,7 @@ def assign(process: WorkerProcess, run: Path, load: Load | None = None) -> None:
     model = run.parent / "model"
     write_load(model, load or Load())
     record = LaunchRecord(socket=str(run / "w-1.sock"), model="m", directory=str(model), generation=1)
-    process.assign(record, run.parent / "worker.log")
+    process.assign(record, AppendFile(run.parent / "worker.log"))
 
 
 async def loaded(process: WorkerProcess) -> None:

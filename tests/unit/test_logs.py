@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import json
 import logging
 import os
 import pty
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.telemetry.appendfile import AppendFile, LogLimits, older
 from supervisor.telemetry.events import Event, Events
 from supervisor.telemetry.lines import log_line, terminal_line
 from supervisor.telemetry.logs import LogFile, Logs
@@ -131,7 +133,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, events: E
     events.emit("two")
     assert logs.dropped == 2
     folder.mkdir()
-    logs.file._next_try_s = 0.0
+    logs.file._file.next_try_s = 0.0
     events.emit("three")
     logs.close()
     text = (folder / "supervisor.log").read_text()
@@ -266,3 +268,66 @@ def test_no_colour_without_a_colour_terminal() -> None:
     line = terminal_line(Event(0.0, "odd", "error", {}), colour=False)
     assert line is not None
     assert "\x1b" not in line
+
+
+def test_a_full_log_begins_anew_and_keeps_every_line(tmp_path: Path, events: Events) -> None:
+    path = tmp_path / "supervisor.log"
+    logs = Logs(path, events, limits=LogLimits(size_bytes=1000, keep=50))
+    for number in range(200):
+        events.emit("line", number=number)
+    logs.close()
+    files = [path, *(older(path, number) for number in range(1, 40) if older(path, number).exists())]
+    assert len(files) > 5
+    assert all(file.stat().st_size <= 1000 and file.stat().st_mode & 0o777 == 0o600 for file in files)
+    text = "".join(file.read_text() for file in reversed(files))
+    assert re.findall(r"number=(\d+)", text) == [str(number) for number in range(200)]
+
+
+def test_only_so_many_full_logs_are_kept(tmp_path: Path, events: Events) -> None:
+    path = tmp_path / "supervisor.log"
+    for keep, names in (
+        (2, ["supervisor.log", "supervisor.log.1", "supervisor.log.2"]),
+        (0, ["supervisor.log"]),
+    ):
+        logs = Logs(path, events, limits=LogLimits(size_bytes=300, keep=keep))
+        for number in range(100):
+            events.emit("line", number=number)
+        logs.close()
+        assert sorted(file.name for file in tmp_path.iterdir()) == names
+        assert path.read_text().endswith("number=99\n")
+        for file in tmp_path.iterdir():
+            file.unlink()
+
+
+def test_a_log_that_two_write_to_is_put_aside_once(tmp_path: Path) -> None:
+    """A worker that leaves and the next of its model: each line is there, in one of the files."""
+    path = tmp_path / "worker.log"
+    limits = LogLimits(size_bytes=400, keep=100)
+    first, second = AppendFile(path, limits), AppendFile(path, limits)
+    for number in range(60):
+        line = b"%03d %s\n" % (number, b"x" * 20)
+        assert (first if number % 2 else second).append(line) == len(line)
+    first.close()
+    second.close()
+    lines = b"".join(file.read_bytes() for file in tmp_path.iterdir()).splitlines()
+    assert sorted(int(line[:3]) for line in lines) == list(range(60))
+
+
+def test_a_line_longer_than_the_limit_is_written_whole(tmp_path: Path) -> None:
+    file = AppendFile(tmp_path / "log", LogLimits(size_bytes=100, keep=3))
+    assert file.append(b"x" * 500 + b"\n") == 501
+    assert file.append(b"y\n") == 2
+    file.close()
+    assert (tmp_path / "log").read_bytes() == b"y\n"
+    assert older(tmp_path / "log", 1).stat().st_size == 501
+
+
+def test_json_lines_are_objects_and_break_nothing(tmp_path: Path, events: Events) -> None:
+    path = tmp_path / "supervisor.log"
+    logs = Logs(path, events, json=True)
+    events.emit("request.refused", level="warning", path=NASTY, pid=7, ok=True, nothing=None, time="mine")
+    logs.close()
+    (line,) = path.read_bytes().splitlines()
+    record = json.loads(line)
+    assert record.pop("time").endswith("Z")
+    assert record == {"level": "warning", "event": "request.refused", "path": NASTY, "pid": 7, "ok": True}

@@ -127,12 +127,20 @@ def test_the_environment_sets_every_scalar(tmp_path: Path) -> None:
     }
     keys = [key for key in fixed_keys() if key.variable]
     assert len(keys) > 15
-    environ = {key.variable: written[key.kind] for key in keys if key.variable}
+    environ = {
+        key.variable: key.choices[-1] if key.choices else written[key.kind] for key in keys if key.variable
+    }
     settings = load(tmp_path, "", **environ)
     assert set(settings.origins) == {".".join(key.path) for key in keys}
     assert settings.server.max_body_bytes == 2 * 2**20
     assert settings.defaults.sampling.min_p == 0.5
     assert settings.defaults.thinking is True
+    assert settings.log.format == "json"
+
+
+def test_a_choice_is_one_of_those_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r'log\.format must be "text" or "json", not "xml"'):
+        load(tmp_path, '[log]\nformat = "xml"\n')
 
 
 def test_an_empty_variable_is_no_setting(tmp_path: Path) -> None:

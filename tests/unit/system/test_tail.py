@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from supervisor.system.tail import Tail
+from supervisor.telemetry.appendfile import older
 
 
 def test_the_last_lines_of_each_log_that_is_there(tmp_path: Path) -> None:
@@ -49,3 +50,14 @@ def test_what_is_written_next_is_followed_through_rotation_and_cutting(tmp_path:
     assert list(tail.last(1)) == [("a", "old")]
     lines = list(itertools.islice(tail.follow(), 4))
     assert [line for _, line in lines] == ["a whole line", "new file", "cut", "back"]
+
+
+def test_what_was_written_since_a_moment_also_in_full_logs(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    older(log, 2).write_text("2026-01-01T00:00:00.000Z one\n2026-01-02T00:00:00.000Z two\n")
+    older(log, 1).write_text("2026-01-03T00:00:00.000Z three\n  of three\n")
+    log.write_text('{"time":"2026-01-04T00:00:00.000Z","event":"four"}\n')
+    found = [line for _, line in Tail([log]).since("2026-01-02T00:00:00.000Z")]
+    assert [line.split()[-1] for line in found[:3]] == ["two", "three", "three"]
+    assert found[2:] == ["  of three", '{"time":"2026-01-04T00:00:00.000Z","event":"four"}']
+    assert [line for _, line in Tail([log]).last(2)] == ["  of three", found[-1]]

@@ -4,6 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
+from supervisor.telemetry.appendfile import AppendFile
 from supervisor.workers.output import LONGEST_LINE_BYTES, TAIL_LINES, LineReader, Output
 
 
@@ -64,7 +65,7 @@ async def test_a_line_without_end_is_taken_in_pieces() -> None:
 def test_the_log_gets_what_a_spare_wrote_before_it_had_one(tmp_path: Path) -> None:
     output = Output()
     output.stderr([b"before"])
-    output.attach(tmp_path / "log", 4711)
+    output.attach(AppendFile(tmp_path / "log"), 4711)
     output.stdout([b"after"])
     output.close()
     lines = (tmp_path / "log").read_text().splitlines()
@@ -81,7 +82,7 @@ def test_the_tail_is_short_and_of_stderr_only() -> None:
 
 def test_what_acts_on_a_terminal_is_escaped(tmp_path: Path) -> None:
     output = Output()
-    output.attach(tmp_path / "log", 1)
+    output.attach(AppendFile(tmp_path / "log"), 1)
     output.stderr([b"\x1b[2Jred\x07 \xff", b" 10%|#\r 50%|##\r100%|###"])
     output.close()
     assert output.tail == ("\\x1b[2Jred\\x07 �", "100%|###")
@@ -91,6 +92,6 @@ def test_what_acts_on_a_terminal_is_escaped(tmp_path: Path) -> None:
 def test_a_log_that_is_a_symlink_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "log").symlink_to(tmp_path / "victim")
     output = Output()
-    output.attach(tmp_path / "log", 1)
+    output.attach(AppendFile(tmp_path / "log"), 1)
     output.stdout([b"one", b"two"])
     assert output.dropped == 2 and not (tmp_path / "victim").exists()
