@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from shared import __version__
-from supervisor.cli import chat, config, importing, logs, models, pulling, service, serving
+from supervisor.cli import chat, config, importing, logs, models, pulling, service, serving, storage
 from supervisor.cli.errors import RefusedError
 from supervisor.cli.terminal import clean
 from supervisor.cli.values import read_without_pydantic
@@ -56,6 +56,9 @@ for _verb in (
     models.unload,
     pulling.pull,
     importing.import_,
+    storage.info,
+    storage.rm,
+    storage.gc,
     chat.chat,
     logs.logs,
 ):

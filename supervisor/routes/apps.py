@@ -7,6 +7,7 @@ from supervisor.routes.discovery import discovery
 from supervisor.routes.downloads import downloads, shown_downloads
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import answer_errors
+from supervisor.routes.storage import storage
 
 
 def build_public_app(parts: Parts) -> FastAPI:
@@ -16,6 +17,7 @@ def build_public_app(parts: Parts) -> FastAPI:
     app.include_router(shown_downloads(parts))
     app.include_router(control(parts))
     app.include_router(downloads(parts))
+    app.include_router(storage(parts))
     return app
 
 
@@ -24,6 +26,7 @@ def build_control_app(parts: Parts) -> FastAPI:
     app = _bare_app()
     app.include_router(control(parts))
     app.include_router(downloads(parts))
+    app.include_router(storage(parts))
     return app
 
 

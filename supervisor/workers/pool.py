@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Final
 
 from shared import __version__
@@ -128,6 +129,11 @@ class Pool:
         """The state of the model's worker; None when it has none."""
         keeper = self._keepers.get(model_id)
         return None if keeper is None or keeper.state == "gone" else keeper.state
+
+    def folders(self) -> set[Path]:
+        """The folders of the models that have a worker: of an older revision than the catalog's, maybe."""
+        keepers = [keeper for keeper in self._keepers.values() if keeper.state != "gone"]
+        return {keeper.entry.directory for keeper in keepers if keeper.entry is not None}
 
     def engine(self) -> EngineView:
         """Every worker as last known; asks nobody."""

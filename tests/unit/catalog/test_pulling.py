@@ -13,7 +13,6 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from shared.pulling import Pulled, PullEvent, PullPlan, PullProgress, PullRequest, parse_repo
-from supervisor.catalog.places import hub_snapshot
 from supervisor.catalog.pull import PULLER, ModelPullError, pull_environment, pull_model
 from supervisor.catalog.scan import Scanner
 from supervisor.pulling.errors import PullError
@@ -76,6 +75,13 @@ class Pull:
     @property
     def plan(self) -> PullPlan:
         return next(event for event in self.events if isinstance(event, PullPlan))
+
+
+def hub_snapshot(cache: Path, repo: str) -> Path | None:
+    """What the hub's tools take for the model: the snapshot that `main` is at."""
+    folder = cache / f"models--{repo.replace('/', '--')}"
+    branch = folder / "refs" / "main"
+    return folder / "snapshots" / branch.read_text() if branch.exists() else None
 
 
 def snapshot(cache: Path, repo: str = "org/model") -> Path:

@@ -68,6 +68,9 @@ class FixedPool:
     def state_of(self, model_id: str) -> str | None:
         return self.states.get(model_id)
 
+    def folders(self) -> set[Path]:
+        return set()
+
     def engine(self) -> EngineView:
         workers = tuple(
             WorkerView(
