@@ -125,3 +125,29 @@ def test_template_arguments_are_passed_on() -> None:
 def test_arguments_that_are_not_the_clients_are_refused(name: str) -> None:
     with pytest.raises(PublicError):
         check_arguments({name: 1}, "chat_template_kwargs")
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "tokens"),
+    [
+        ("^{% for m in messages %}{{ m.content }}{% endfor %}", "a", "^a"),
+        # A template that writes it, filled with a conversation that begins with it.
+        ("^{% for m in messages %}{{ m.content }}{% endfor %}", "^a", "^a"),
+        ("^^{% for m in messages %}{{ m.content }}{% endfor %}", "^^a", "^a"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "a^^a", "a^^a"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "a", "a"),
+    ],
+)
+def test_a_doubled_beginning_is_made_one(template: str, text: str, tokens: str) -> None:
+    """Models answer worse after two tokens that begin a text, and some templates write one too many."""
+
+    class Beginning(Tokenizer):
+        bos_token_id = ord("^")
+
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            assert not add_special_tokens
+            return list(text.encode())
+
+    used = Template(Beginning(template))
+    rendered = used.render(Request(messages=(Message("user", text),)))
+    assert used.encode(rendered) == list(tokens.encode())
