@@ -132,6 +132,7 @@ class Supervisor:
                 downloads=self._downloads,
                 refresh=self._refresh,
                 settings=lambda: self._settings,
+                events=self._events,
             )
         )
         front = Front(settings=self._settings, catalog=self._catalog, pool=self._pool, routes=routes.public)
@@ -158,6 +159,8 @@ class Supervisor:
             self._events.emit("supervisor.stopping", open_responses=servers[0].open_responses)
             await self._downloads.close()
             await self._end_workers()
+            # Whoever watches events has seen all there was; their streams end before the servers do.
+            self._events.emit("workers.gone")
             cut = sum([await server.stop(grace_s=FAREWELL_S) for server in servers])
             await routes.close()
             await self._database.close()

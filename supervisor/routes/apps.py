@@ -8,6 +8,7 @@ from supervisor.routes.downloads import downloads, shown_downloads
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import answer_errors
 from supervisor.routes.storage import storage
+from supervisor.routes.watching import watching
 
 
 def build_public_app(parts: Parts) -> FastAPI:
@@ -15,6 +16,7 @@ def build_public_app(parts: Parts) -> FastAPI:
     app = _bare_app()
     app.include_router(discovery(parts))
     app.include_router(shown_downloads(parts))
+    app.include_router(watching(parts))
     app.include_router(control(parts))
     app.include_router(downloads(parts))
     app.include_router(storage(parts))
@@ -24,6 +26,7 @@ def build_public_app(parts: Parts) -> FastAPI:
 def build_control_app(parts: Parts) -> FastAPI:
     """What the control socket answers."""
     app = _bare_app()
+    app.include_router(watching(parts))
     app.include_router(control(parts))
     app.include_router(downloads(parts))
     app.include_router(storage(parts))

@@ -9,6 +9,7 @@ from supervisor.catalog.catalog import Catalog, ModelEntry
 from supervisor.catalog.downloads import Downloads
 from supervisor.home import Home
 from supervisor.settings import Settings
+from supervisor.telemetry.events import Events
 from supervisor.workers.view import EngineView
 
 
@@ -39,3 +40,4 @@ class Parts:
     refresh: Callable[[], Awaitable[None]]
     settings: Callable[[], Settings]
     """Those that count now."""
+    events: Events

@@ -111,6 +111,7 @@ class Supervised:
     stopped: asyncio.Event
     requests: list[bytes]
     """What workers got, as it came."""
+    events: Events
 
 
 async def take_request(reader: asyncio.StreamReader) -> bytes:
@@ -170,11 +171,21 @@ async def supervised(
         async def refresh() -> None:
             catalog.refresh()
 
-        downloads = Downloads(Events(), refresh=refresh, command=downloader)
+        events = Events()
+        downloads = Downloads(events, refresh=refresh, command=downloader)
         stack.push_async_callback(downloads.close)
         routes = Routes(
             Parts(
-                home, catalog, pool, "http://127.0.0.1:1", 1000.0, stopped.set, downloads, refresh, Settings
+                home,
+                catalog,
+                pool,
+                "http://127.0.0.1:1",
+                1000.0,
+                stopped.set,
+                downloads,
+                refresh,
+                Settings,
+                events,
             )
         )
         front = Front(settings=settings, catalog=catalog, pool=pool, routes=routes.public)
@@ -184,7 +195,7 @@ async def supervised(
         await private.start()
         address = listener.getsockname()
         try:
-            yield Supervised(address, str(control), pool, public, stopped, requests)
+            yield Supervised(address, str(control), pool, public, stopped, requests, events)
         finally:
             await public.stop(grace_s=0.1)
             await private.stop(grace_s=0.1)
