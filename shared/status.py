@@ -85,6 +85,8 @@ class Ready(msgspec.Struct, frozen=True, tag_field="event", tag="ready"):
     model: str
     pid: int
     capabilities: tuple[str, ...]
+    """What the model can: `chat`, `completions`, `decisions`, `embeddings`, and in chats `tools`,
+    `structured_output`, `thinking`."""
     context_window: int
     memory: Memory
     load_s: float

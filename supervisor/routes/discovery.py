@@ -45,6 +45,8 @@ class Card(msgspec.Struct, frozen=True, omit_defaults=True):
     context_window: int | None
     """Tokens that prompt and completion may have together; null while unknown."""
     aliases: tuple[str, ...]
+    capabilities: tuple[str, ...] | None
+    """What it can (`chat`, `tools`, `embeddings` and so on), known once it was loaded."""
     problem: str | None = None
     """Why it can't be loaded."""
 
@@ -72,6 +74,7 @@ def discovery(parts: Parts) -> APIRouter:
             state=state,
             context_window=entry.context,
             aliases=entry.settings.aliases,
+            capabilities=parts.pool.capabilities_of(entry.id),
             problem=entry.problem,
         )
 

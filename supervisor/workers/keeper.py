@@ -126,6 +126,8 @@ class Keeper:
         self.failure: Failure | None = None
         self.memory: Memory | None = None
         self.leases = 0
+        self.capabilities: tuple[str, ...] | None = None
+        """What the model was able to when it was loaded last."""
         self._home = home
         self._settings = settings
         self._log_limits = log_limits
@@ -251,7 +253,8 @@ class Keeper:
             process.assign(self._record(entry, socket), log)
             served = await self._load(process)
             if served:
-                self.memory = process.ready.result().memory
+                ready = process.ready.result()
+                self.memory, self.capabilities = ready.memory, ready.capabilities
                 self._move("ready", pid=process.pid, load_s=round(loop.time() - spawned_s, 3))
                 self._owner.on_ready(self)
                 await self._serve(life)

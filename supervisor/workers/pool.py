@@ -130,6 +130,11 @@ class Pool:
         keeper = self._keepers.get(model_id)
         return None if keeper is None or keeper.state == "gone" else keeper.state
 
+    def capabilities_of(self, model_id: str) -> tuple[str, ...] | None:
+        """What the model can, as its last worker said; None when it was never loaded."""
+        keeper = self._keepers.get(model_id)
+        return None if keeper is None else keeper.capabilities
+
     def folders(self) -> set[Path]:
         """The folders of the models that have a worker: of an older revision than the catalog's, maybe."""
         keepers = [keeper for keeper in self._keepers.values() if keeper.state != "gone"]

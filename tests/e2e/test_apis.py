@@ -140,6 +140,16 @@ def test_embeddings(service: Service) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (501, "unsupported")
 
 
+def test_the_list_of_models_says_what_each_can(service: Service) -> None:
+    answer(service, "/v1/embeddings", model="vectors", input="Hello")
+    complete(service, prompt="Hello")
+    cards = {card["id"]: card for card in service.client.get("/v1/models").json()["data"]}
+    assert cards["vectors"]["capabilities"] == ["embeddings"]
+    talks = ["chat", "completions", "decisions", "tools", "structured_output", "thinking"]
+    assert cards["tiny"]["capabilities"] == talks
+    assert service.client.get("/v1/models/tiny").json() == cards["tiny"]
+
+
 def test_decisions_in_both_shapes(service: Service) -> None:
     material = "It was a wet day in a wet week. " * 4
     predicate = {"type": "predicate", "instructions": "It rains."}

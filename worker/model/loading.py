@@ -116,12 +116,14 @@ def _capabilities(
     # Embedding models come with the chat template of the model they were made of, but can't chat any more.
     if embedding is not None:
         return ("embeddings",)
-    if not template.usable:
-        return ()
+    chats = template.usable
     can = {
+        "chat": chats,
+        "completions": True,
+        "decisions": chats,
         # Where the template knows nothing of tools, the model is told in words.
-        "tools": True,
+        "tools": chats,
         "structured_output": getattr(tokenizer, "backend_tokenizer", None) is not None,
-        "thinking": dialect.thinks,
+        "thinking": chats and dialect.thinks,
     }
-    return ("chat", *(name for name, able in can.items() if able))
+    return tuple(name for name, able in can.items() if able)

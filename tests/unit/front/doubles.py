@@ -65,6 +65,9 @@ class FixedPool:
         finally:
             self.held -= 1
 
+    def capabilities_of(self, model_id: str) -> tuple[str, ...] | None:
+        return ("chat",) if model_id == "a" else None
+
     def state_of(self, model_id: str) -> str | None:
         return self.states.get(model_id)
 

@@ -122,7 +122,7 @@ def test_load_tells_what_the_model_is() -> None:
     said: list[Progress] = []
     model = load(tiny_model(Tiny(context=512)), Options(context=256), said.append)
     assert model.context_window == 256
-    assert model.capabilities == ("chat", "tools", "structured_output")
+    assert model.capabilities == ("chat", "completions", "decisions", "tools", "structured_output")
     assert model.end_tokens == {258}
     assert model.weights_bytes > 100_000
     assert {progress.phase for progress in said} == {"weights", "tokenizer"}
@@ -173,4 +173,4 @@ def test_a_model_without_a_chat_template_can_not_chat(tmp_path: Path) -> None:
     configuration = json.loads((folder / "tokenizer_config.json").read_text())
     del configuration["chat_template"]
     (folder / "tokenizer_config.json").write_text(json.dumps(configuration))
-    assert load(folder, Options(), lambda _: None).capabilities == ()
+    assert load(folder, Options(), lambda _: None).capabilities == ("completions", "structured_output")
