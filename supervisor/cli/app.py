@@ -6,7 +6,18 @@ from typing import Annotated
 import typer
 
 from shared import __version__
-from supervisor.cli import chat, config, importing, logs, models, pulling, service, serving, storage
+from supervisor.cli import (
+    chat,
+    config,
+    importing,
+    logs,
+    models,
+    pulling,
+    quickstart,
+    service,
+    serving,
+    storage,
+)
 from supervisor.cli.errors import RefusedError
 from supervisor.cli.terminal import clean
 from supervisor.cli.values import read_without_pydantic
@@ -23,7 +34,7 @@ app = typer.Typer(
     name="mlx-supervisor",
     help=_HELP,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -60,6 +71,7 @@ for _verb in (
     storage.rm,
     storage.gc,
     chat.chat,
+    quickstart.quickstart,
     logs.logs,
 ):
     app.command(_verb.__name__.rstrip("_"))(_verb)

@@ -5,10 +5,12 @@ from typing import Annotated
 import typer
 
 from shared.sizes import format_duration, format_size
-from supervisor.cli.options import HomeOption, JsonOption, supervisor_of
+from supervisor.cli.options import HomeOption, JsonOption, complete_model, supervisor_of
 from supervisor.cli.terminal import Style, say, say_json, say_table
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="Model id or alias.")]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Model id or alias.", autocompletion=complete_model)
+]
 
 _STYLES: dict[str, Style] = {
     "ready": "good",

@@ -41,3 +41,13 @@ def supervisor_of(home: Path | None) -> "Client":
     from supervisor.cli.client import Client
 
     return Client.of(chosen_home(home))
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Model ids and aliases that begin like `incomplete`, for the shell; none when no supervisor runs."""
+    try:
+        models = supervisor_of(None).get("/api/models")["models"]
+    except RefusedError:
+        return []
+    names = sorted(name for model in models for name in (model["id"], *model["aliases"]))
+    return [name for name in names if name.startswith(incomplete)]

@@ -273,3 +273,36 @@ def test_logs_show_what_happened_and_what_a_worker_said(service: Service) -> Non
     assert wrong.returncode == 1 and "did you mean llama?" in wrong.stderr
     never = logs("--since", "yesterday")
     assert never.returncode == 1 and "10m" in never.stderr
+
+
+def test_quickstart_has_the_right_address_and_model_and_its_curl_works(service: Service) -> None:
+    shown = json.loads(service.cli("quickstart", "gpt-4o-mini", "--json").stdout)
+    assert (shown["url"], shown["model"]) == (service.url, "gpt-4o-mini")
+    answer = subprocess.run(
+        ["bash", "-c", shown["snippets"]["curl"]], capture_output=True, text=True, check=True
+    )
+    assert json.loads(answer.stdout)["choices"][0]["message"]["content"]
+    for name, text in shown["snippets"].items():
+        if name.startswith("Python"):
+            compile(text, name, "exec")
+    wrong = service.cli("quickstart", "gpt-4o-mimi")
+    assert wrong.returncode == 1 and "did you mean gpt-4o-mini?" in wrong.stderr
+
+
+def test_the_shell_completes_verbs_and_models(service: Service) -> None:
+    def complete(words: str) -> list[str]:
+        environ = {
+            **os.environ,
+            "_MLX_SUPERVISOR_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1),
+            "MLX_SUPERVISOR_HOME": str(service.home),
+        }
+        ran = subprocess.run(
+            CLI, capture_output=True, text=True, env=environ, timeout=20, check=False, cwd=ROOT
+        )
+        return ran.stdout.split()
+
+    assert "unload" in complete("mlx-supervisor un")
+    assert complete("mlx-supervisor load q") == ["qwen-small"]
+    assert complete("mlx-supervisor load gp") == ["gpt-4o-mini"]
