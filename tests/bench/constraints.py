@@ -74,9 +74,9 @@ class Bench:
         import mlx.core as mx
         from mlx_lm.generate import BatchGenerator
 
-        from worker.engine.constraint_batch import ConstrainedGenerator
+        from worker.engine.generator import RowGenerator
 
-        kind: Any = BatchGenerator if one_by_one else ConstrainedGenerator
+        kind: Any = BatchGenerator if one_by_one else RowGenerator
         generator: Any = kind(self._network, stream=mx.default_stream(mx.default_device()))
         controls = [self._compiled.control(self.masks) for _ in range(constrained)]
         generator.insert(

@@ -7,9 +7,9 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx_lm.generate import StopSequences
 
-from worker.engine.constraint_batch import ConstrainedGenerator
 from worker.engine.draft import Draft
 from worker.engine.families import Families
+from worker.engine.generator import RowGenerator
 from worker.engine.logprobs import scored
 from worker.engine.pace import Pace
 from worker.engine.processors import NotYet, processors_of
@@ -67,8 +67,8 @@ class Batch:
         """By uid; for the draft."""
         self._prefilling: set[int] = set()
 
-    def _new_generator(self) -> ConstrainedGenerator:
-        return ConstrainedGenerator(
+    def _new_generator(self) -> RowGenerator:
+        return RowGenerator(
             self._network,
             stop_tokens=[[token] for token in sorted(self._end_tokens)],
             completion_batch_size=self._max_rows,
@@ -105,8 +105,12 @@ class Batch:
         in_family = shared is not None
         if shared is None and (hit := self._reuse.find(row, self._generator)) is not None:
             cached, shared = hit.cached, hit.state
+        segments = self._reuse.segments(row, cached)
+        if self._families.led_by(row.id) and len(segments[-1]) > 1:
+            # Where the others take over.
+            segments[-1:] = [segments[-1][:-1], segments[-1][-1:]]
         (uid,) = self._generator.insert_segments(
-            [self._reuse.segments(row, cached)],
+            [segments],
             max_tokens=[row.max_tokens],
             caches=[shared],
             # The generator adds to it what it computes.
@@ -201,9 +205,8 @@ class Batch:
         waiting = len(self._prefilling)
         decoding = len(self._row_of) > waiting
         self._generator.prefill_step_size = self._pace.share(waiting, decoding=decoding)
-        with self._generator.stats() as stats:
-            responses = self._generator.next()
-        self._pace.took(stats.prompt_tokens, stats.prompt_time)
+        responses = self._generator.next()
+        self._pace.took(*self._generator.computed)
         return (*responses, 0)
 
     def _speculate(self) -> Speculated | None:

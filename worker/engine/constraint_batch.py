@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
+from mlx_lm.generate import GenerationBatch
 
 from worker.engine.constraint_rows import Control
 
@@ -82,49 +82,6 @@ class ConstrainedRows(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no t
             drawn.append(sampler(logprobs[start:end]))
             start = end
         return drawn[0] if len(drawn) == 1 else mx.concatenate(drawn, axis=0)
-
-
-class ConstrainedPrompts(PromptProcessingBatch):  # type: ignore[misc]
-    """Prompts whose rows then decode in a ConstrainedRows."""
-
-    uids: list[int]
-    prompt_cache: list[Any]
-    tokens: list[list[int]]
-    samplers: list[Any]
-    logits_processors: list[Any]
-    max_tokens: list[int]
-
-    def generate(self, tokens: list[list[int]]) -> ConstrainedRows:
-        """Compute what is left of the prompts and begin to decode."""
-        if any(len(prompt) > 1 for prompt in tokens):
-            self.prompt([prompt[:-1] for prompt in tokens])
-        rows = ConstrainedRows(
-            self.model,
-            self.uids,
-            mx.array([prompt[-1] for prompt in tokens]),
-            self.prompt_cache,
-            self.tokens,
-            self.samplers,
-            self.fallback_sampler,
-            self.logits_processors,
-            self.stop_sequences,
-            self.max_tokens,
-        )
-        self.uids, self.prompt_cache, self.tokens = [], [], []
-        self.samplers, self.logits_processors, self.max_tokens = [], [], []
-        return rows
-
-
-class ConstrainedGenerator(BatchGenerator):  # type: ignore[misc]
-    """mlx-lm's BatchGenerator with rows that may be constrained: a Control among their logits processors."""
-
-    def __init__(self, model: Any, **options: Any) -> None:
-        super().__init__(model, **options)
-        # These two live as long as the generator: every other batch is merged into them or split off them.
-        self._prompt_batch = ConstrainedPrompts.empty(
-            self.model, self.sampler, prefill_step_size=self.prefill_step_size
-        )
-        self._generation_batch = ConstrainedRows.empty(self.model, self.sampler)
 
 
 def _control(processors: Sequence[Any]) -> Control | None:

@@ -18,8 +18,9 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx_lm.generate import GenerationBatch
 
-from worker.engine.constraint_batch import ConstrainedGenerator, ConstrainedRows
+from worker.engine.constraint_batch import ConstrainedRows
 from worker.engine.draft import CLOSE, Draft
+from worker.engine.generator import RowGenerator
 from worker.engine.processors import Processor
 from worker.engine.rewind import rewind
 from worker.engine.rows import Row
@@ -67,7 +68,7 @@ class Speculator:
         self.draft.reset()
         self._sampler = None
 
-    def read(self, generator: ConstrainedGenerator) -> bool:
+    def read(self, generator: RowGenerator) -> bool:
         """Let the draft read on in the only row, unless it is close enough; whether it is."""
         rows: ConstrainedRows = generator._generation_batch
         behind = self.draft.behind(rows.tokens[0])
@@ -75,14 +76,14 @@ class Speculator:
             self.draft.read(behind)
         return behind <= CLOSE
 
-    def able(self, generator: ConstrainedGenerator, row: Row) -> bool:
+    def able(self, generator: RowGenerator, row: Row) -> bool:
         """Whether there is something to propose for `row`, the only one."""
         rows: ConstrainedRows = generator._generation_batch
         return (
             row.control is None and _left(rows) > 1 and len(rows.tokens[0]) + self._most < self.draft.context
         )
 
-    def step(self, generator: ConstrainedGenerator, row: Row) -> Speculated:
+    def step(self, generator: RowGenerator, row: Row) -> Speculated:
         """One pass over the only row's next token, chosen before, and what the draft makes of it."""
         rows: ConstrainedRows = generator._generation_batch
         count = min(self._count, _left(rows) - 1)

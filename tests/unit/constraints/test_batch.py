@@ -14,11 +14,11 @@ from tests.fixtures.tiny import IM_END, Tiny, tiny_model
 from tests.unit.constraints.validate import problem
 from tests.unit.constraints.walks import tool
 from tests.unit.text.replies import pieces_of, seen
-from worker.engine.constraint_batch import ConstrainedGenerator
 from worker.engine.constraint_masks import Masks
 from worker.engine.constraint_rows import Control
 from worker.engine.constraint_tokens import Vocabulary
 from worker.engine.constraints import compile_spec
+from worker.engine.generator import RowGenerator
 from worker.text.detokenize import Detokenizers
 from worker.text.dialect import Dialect
 from worker.text.grammar.spec import Spec
@@ -59,7 +59,7 @@ def loaded() -> Loaded:
 def generate(
     rows: Sequence[tuple[list[int], list[Any]]],
     *,
-    kind: type[Any] = ConstrainedGenerator,
+    kind: type[Any] = RowGenerator,
     sampler: Any = None,
     most: int = 60,
 ) -> list[list[int]]:
@@ -148,7 +148,7 @@ def test_other_processors_still_count() -> None:
 
 
 def test_rows_that_join_later_and_rows_that_are_taken_out() -> None:
-    generator = ConstrainedGenerator(
+    generator = RowGenerator(
         loaded().network, stop_tokens=[[IM_END]], stream=mx.default_stream(mx.default_device())
     )
     (long, gone) = generator.insert(
