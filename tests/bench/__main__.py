@@ -1,7 +1,7 @@
 """`make bench`: measures, prints, and writes build/bench.json.
 
-    make bench                           everything, about ten minutes
-    make bench ARGS="--quick"            the same with few rounds, about three
+    make bench                           everything, about twenty minutes
+    make bench ARGS="--quick"            the same with few rounds, about seven
     make bench ARGS="engine start"       only these parts
 
 Whatever has something to compare with is measured in alternating rounds in one run: on machines that other
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import engine, forwarding, load, start
+from tests.bench import cancel, crowd, engine, forwarding, load, mixed, start, warm
 from tests.bench.report import Row, machine, print_part, write_report
 
 PARTS: dict[str, tuple[str, Callable[..., list[Row]]]] = {
@@ -22,6 +22,10 @@ PARTS: dict[str, tuple[str, Callable[..., list[Row]]]] = {
     "start": ("supervisor: start, memory, idle", start.measure),
     "load": ("first request to a model that is not loaded", load.measure),
     "engine": ("engine: through the whole system against mlx-lm alone", engine.measure),
+    "mixed": ("half of a batch constrained to JSON, against none", mixed.measure),
+    "warm": ("the next turn of a conversation against the prefill of its new tokens", warm.measure),
+    "cancel": ("a client leaves", cancel.measure),
+    "crowd": ("fifty at once", crowd.measure),
 }
 
 

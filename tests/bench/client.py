@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+Message = dict[str, str]
+
 
 @dataclass
 class Answer:
@@ -16,8 +18,10 @@ class Answer:
 
     times_s: list[float] = field(default_factory=list)
     """When each event with content came."""
+    text: str = ""
     end_s: float = 0.0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
 
     @property
@@ -50,25 +54,32 @@ class _Exchange:
             raise RuntimeError(chunk["error"]["message"])
         if chunk.get("usage"):
             self.answer.prompt_tokens = chunk["usage"]["prompt_tokens"]
+            self.answer.cached_tokens = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
             self.answer.completion_tokens = chunk["usage"]["completion_tokens"]
-        if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
+        content = chunk["choices"][0]["delta"].get("content") if chunk["choices"] else None
+        if content:
             self.answer.times_s.append(now)
+            self.answer.text += content
 
     def on_message_complete(self) -> None:
         self.answer.end_s = time.perf_counter() - self._started
         self.done = True
 
 
-async def stream_chat(url: str, model: str, text: str, max_tokens: int) -> Answer:
-    """Stream one greedy answer. Raises RuntimeError for anything but a complete one."""
+async def stream_chat(
+    url: str, model: str, asked: str | list[Message], max_tokens: int, **fields: Any
+) -> Answer:
+    """Stream one greedy answer to a text or a conversation. Raises RuntimeError unless it is complete."""
+    messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     body = json.dumps(
         {
             "model": model,
-            "messages": [{"role": "user", "content": text}],
+            "messages": messages,
             "max_tokens": max_tokens,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **fields,
         }
     ).encode()
     place = urlsplit(url)

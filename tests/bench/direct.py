@@ -3,7 +3,6 @@
 The model is loaded by the worker's own code, so both sides compute with the same weights in the same way.
 """
 
-import json
 import subprocess
 import sys
 import time
@@ -33,6 +32,22 @@ class Timing(msgspec.Struct, frozen=True):
         return self.tokens / self.end_s
 
 
+class Generate(msgspec.Struct, frozen=True, tag=True):
+    """Answer all `texts`."""
+
+    texts: list[str]
+    max_tokens: int
+    together: int
+    """Rows that decode at once."""
+
+
+class Turn(msgspec.Struct, frozen=True, tag=True):
+    """Read a conversation of which the state of the first `cached` tokens is there, and say one token."""
+
+    messages: list[dict[str, str]]
+    cached: int
+
+
 class Direct:
     """The process, for the one who measures. A context manager."""
 
@@ -53,10 +68,20 @@ class Direct:
         self._process.stdout.close()
         self._process.wait(10)
 
-    def generate(self, texts: list[str], max_tokens: int) -> Timing:
-        """Answer all `texts`: one with `stream_generate`, several with `BatchGenerator`."""
+    def generate(self, texts: list[str], max_tokens: int, *, together: int = 0) -> Timing:
+        """Answer all `texts`: one with `stream_generate`, several with `BatchGenerator`.
+
+        `together` rows decode at once; 0 means all.
+        """
+        return self._ask(Generate(texts, max_tokens, together or len(texts)))
+
+    def turn(self, messages: list[dict[str, str]], cached: int) -> Timing:
+        """Read what of a conversation is after its first `cached` tokens, which are not timed."""
+        return self._ask(Turn(messages, cached))
+
+    def _ask(self, task: Generate | Turn) -> Timing:
         assert self._process.stdin is not None and self._process.stdout is not None
-        print(json.dumps([texts, max_tokens]), file=self._process.stdin, flush=True)
+        print(msgspec.json.encode(task).decode(), file=self._process.stdin, flush=True)
         return msgspec.json.decode(self._process.stdout.readline(), type=Timing)
 
 
@@ -82,15 +107,15 @@ def _one(model: Any, prompt: list[int], max_tokens: int) -> list[list[float]]:
     return [times]
 
 
-def _batch(model: Any, prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
+def _batch(model: Any, prompts: list[list[int]], max_tokens: int, together: int) -> list[list[float]]:
     from mlx_lm.generate import BatchGenerator
 
     ends = [[token] for token in sorted(model.end_tokens)]
     generator = BatchGenerator(
         model.network,
         stop_tokens=ends,
-        completion_batch_size=len(prompts),
-        prefill_batch_size=len(prompts),
+        completion_batch_size=together,
+        prefill_batch_size=together,
     )
     started = time.perf_counter()
     rows = generator.insert(prompts, max_tokens=[max_tokens] * len(prompts))
@@ -107,6 +132,47 @@ def _batch(model: Any, prompts: list[list[int]], max_tokens: int) -> list[list[f
     return list(times.values())
 
 
+def _tokens(model: Any, messages: list[dict[str, str]]) -> list[int]:
+    tokens: list[int] = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    return tokens
+
+
+def _generation(model: Any, task: Generate) -> Timing:
+    prompts = [_tokens(model, [{"role": "user", "content": text}]) for text in task.texts]
+    if len(prompts) == 1:
+        times = _one(model, prompts[0], task.max_tokens)
+    else:
+        times = _batch(model, prompts, task.max_tokens, task.together)
+    return timing(sum(map(len, prompts)), times)
+
+
+class _Turns:
+    """Turns of one conversation, whose state is computed once."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._known: list[int] = []
+        self._state: list[Any] = []
+
+    def measure(self, task: Turn) -> Timing:
+        import mlx.core as mx
+        from mlx_lm.generate import generate_step
+        from mlx_lm.models.cache import make_prompt_cache
+
+        tokens = _tokens(self._model, task.messages)
+        if tokens[: task.cached] != self._known:
+            self._known, self._state = tokens[: task.cached], make_prompt_cache(self._model.network)
+            self._model.network(mx.array([self._known]), cache=self._state)
+            mx.eval([layer.state for layer in self._state])
+        # What is computed now is written behind what is known.
+        for layer in self._state:
+            layer.trim(layer.offset - task.cached)
+        started = time.perf_counter()
+        new = mx.array(tokens[task.cached :])
+        next(iter(generate_step(new, self._model.network, max_tokens=1, prompt_cache=self._state)))
+        return timing(len(tokens), [[time.perf_counter() - started]])
+
+
 def main() -> None:
     from worker.__main__ import import_engine
 
@@ -115,19 +181,10 @@ def main() -> None:
     from worker.model.loading import load
 
     model = load(Path(sys.argv[1]), Options(), lambda progress: None)
+    turns = _Turns(model)
     for line in sys.stdin:
-        texts, max_tokens = json.loads(line)
-        prompts = [
-            model.tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True
-            )
-            for text in texts
-        ]
-        if len(prompts) == 1:
-            times = _one(model, prompts[0], max_tokens)
-        else:
-            times = _batch(model, prompts, max_tokens)
-        measured = timing(sum(map(len, prompts)), times)
+        task = msgspec.json.decode(line, type=Generate | Turn)
+        measured = turns.measure(task) if isinstance(task, Turn) else _generation(model, task)
         sys.stdout.write(msgspec.json.encode(measured).decode() + "\n")
         sys.stdout.flush()
 

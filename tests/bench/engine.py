@@ -2,7 +2,9 @@
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.bench.client import Answer, stream_chat
 from tests.bench.direct import Direct, Timing, timing
@@ -24,17 +26,17 @@ def measure(*, quick: bool) -> list[Row]:
         with Service(Path(base) / "home", config=config) as service:
             one = _compare(service.url, direct, [SUBJECTS[0]], 24 if quick else 64, rounds)
             eight = _compare(service.url, direct, list(SUBJECTS), 24 if quick else 48, rounds)
-    return [*_rows("one stream", *one), *_rows("batch of 8", *eight)]
+    return [*_rows("one stream", 0.99, *one), *_rows("batch of 8", 0.97, *eight)]
 
 
-def _rows(what: str, ours: list[Timing], theirs: list[Timing]) -> list[Row]:
+def _rows(what: str, least: float, ours: list[Timing], theirs: list[Timing]) -> list[Row]:
     return [
         row(
             f"{what}: decoding",
             "tok/s",
             [round_.decode_per_s for round_ in ours],
             [round_.decode_per_s for round_ in theirs],
-            goal=">= 0.97 of mlx-lm's generator",
+            goal=f">= {least} of mlx-lm's generator",
         ),
         row(
             f"{what}: with prefill",
@@ -56,14 +58,14 @@ def _compare(
 ) -> tuple[list[Timing], list[Timing]]:
     texts = [f"Write a very long story about {subject}." for subject in subjects]
     # The first round of each loads, allocates and warms up.
-    asyncio.run(_through_the_system(url, texts, 8))
+    asyncio.run(through_the_system(url, texts, 8))
     direct.generate(texts, 8)
     ours, theirs = [], []
     for number in range(rounds):
         # Who goes first alternates too.
         for side in ("ours", "theirs") if number % 2 else ("theirs", "ours"):
             if side == "ours":
-                ours.append(asyncio.run(_through_the_system(url, texts, max_tokens)))
+                ours.append(asyncio.run(through_the_system(url, texts, max_tokens)))
             else:
                 theirs.append(direct.generate(texts, max_tokens))
         if (ours[-1].prompt_tokens, ours[-1].tokens) != (theirs[-1].prompt_tokens, theirs[-1].tokens):
@@ -71,8 +73,14 @@ def _compare(
     return ours, theirs
 
 
-async def _through_the_system(url: str, texts: list[str], max_tokens: int) -> Timing:
-    answers = await asyncio.gather(*(stream_chat(url, MODEL, text, max_tokens) for text in texts))
+async def through_the_system(
+    url: str, texts: list[str], max_tokens: int, fields: Sequence[dict[str, Any]] = ()
+) -> Timing:
+    """Ask for all answers at once; `fields` are those of each request beside the usual."""
+    fields = fields or [{}] * len(texts)
+    answers = await asyncio.gather(
+        *(stream_chat(url, MODEL, text, max_tokens, **own) for text, own in zip(texts, fields, strict=True))
+    )
     prompt_tokens = sum(answer.prompt_tokens for answer in answers)
     return timing(prompt_tokens, [_token_times(answer) for answer in answers])
 

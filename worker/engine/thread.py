@@ -15,7 +15,7 @@ from typing import Final, Protocol, TypeVar
 import mlx.core as mx
 
 from worker.engine.batch import Batch
-from worker.engine.rows import Report, Row
+from worker.engine.rows import Output, Report, Row
 from worker.engine.speculation import Counts
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,9 @@ class Engine:
             failures = 0
             while self._running:
                 self._obey()
-                outputs = []
+                # Who was taken out has its place free now, not after a step.
+                self._report([])
+                outputs: list[Output] = []
                 if self._batch is not None and len(self._batch):
                     try:
                         outputs = self._batch.step()
@@ -174,15 +176,19 @@ class Engine:
                         self._failed += self._batch.reset()
                     self.steps += 1
                     self._read_kv(self._batch)
-                if outputs or self._removed or self._failed:
-                    cached = () if self._batch is None else self._batch.cached()
-                    self._tell(self._listener.on_report, Report(outputs, self._removed, self._failed, cached))
-                    self._removed, self._failed = [], []
+                self._report(outputs)
                 if self._batch is not None:
                     self._batch.settle()
                     self.chore(False)
         except BaseException as error:  # whatever it was, the process must not outlive its engine
             self._tell(self._listener.on_death, error)
+
+    def _report(self, outputs: list[Output]) -> None:
+        """Tell of what there is to tell."""
+        if outputs or self._removed or self._failed:
+            cached = () if self._batch is None else self._batch.cached()
+            self._tell(self._listener.on_report, Report(outputs, self._removed, self._failed, cached))
+            self._removed, self._failed = [], []
 
     def _obey(self) -> None:
         """Carry out what was asked; wait for it when there is nothing to do."""

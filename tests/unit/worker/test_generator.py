@@ -1,0 +1,165 @@
+"""How prompts are taken in: in as few passes as there can be, and to the same effect as mlx-lm's."""
+
+import asyncio
+import threading
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import BatchGenerator
+
+from shared.launch import Options
+from tests.fixtures.tiny import Tiny, tiny_model
+from worker.engine.batch import Batch
+from worker.engine.generator import RowGenerator
+from worker.engine.prompt_cache import PromptCache
+from worker.engine.rows import Report, Row
+from worker.engine.thread import Engine
+from worker.model.loading import load
+from worker.request import Sampling
+
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def network() -> Any:
+    return load(tiny_model(Tiny()), Options(), lambda _: None).network
+
+
+class Watched:
+    """A network that notes the shape of what each pass is about."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+        self.passes: list[tuple[int, ...]] = []
+
+    def __call__(self, inputs: Any, cache: Any) -> Any:
+        self.passes.append(tuple(inputs.shape))
+        return self._network(inputs, cache=cache)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [(7 * number + 3 * place + place * place % 11) % 95 + 32 for place in range(length)]
+
+
+def row(number: int, length: int, *, tokens: int = 1, **fields: Any) -> Row:
+    return Row(number, prompt(number, length), tokens, GREEDY, **fields)
+
+
+def passes(network: Any, *rows: Row, prompts: PromptCache | None = None, step: int = 64) -> list[Any]:
+    """The passes it takes until each of `rows` has said its only token, but for that on what it said."""
+    watched = Watched(network)
+    batch = Batch(watched, [], max_rows=8, prefill_step=step, prompts=prompts)
+    watched.passes.clear()
+    for each in rows:
+        batch.insert(each)
+    while len(batch):
+        batch.step()
+    batch.settle()
+    assert watched.passes.pop() == (len(rows), 1)
+    return watched.passes
+
+
+def test_a_short_prompt_is_computed_in_one_pass(network: Any) -> None:
+    assert passes(network, row(1, 1)) == [(1, 1)]
+    assert passes(network, row(1, 20)) == [(1, 20)]
+    assert passes(network, row(1, 32)) == [(1, 32)]
+
+
+def test_a_long_prompt_leaves_more_than_its_last_token_to_the_last_pass(network: Any) -> None:
+    assert passes(network, row(1, 40)) == [(1, 8), (1, 32)]
+    assert passes(network, row(1, 200)) == [(1, 64), (1, 64), (1, 40), (1, 32)]
+    assert passes(network, row(1, 20), step=8) == [(1, 8), (1, 8), (1, 4)]
+
+
+def test_prompts_of_one_length_end_in_one_pass_and_others_with_their_last_tokens(network: Any) -> None:
+    assert passes(network, row(1, 20), row(2, 20)) == [(2, 20)]
+    assert passes(network, row(1, 20), row(2, 17)) == [(2, 19), (2, 1)]
+
+
+def test_the_next_turn_is_one_pass_over_its_own_tokens(network: Any) -> None:
+    prompts = PromptCache(2**30)
+    known = row(1, 150)
+    passes(network, known, prompts=prompts)
+    new = Row(2, [*known.prompt, *prompt(5, 25)], 1, GREEDY)
+    assert passes(network, new, prompts=prompts) == [(1, 25)]
+
+
+def test_state_that_rows_begin_with_is_not_written_to(network: Any) -> None:
+    prompts = PromptCache(2**30)
+    known = row(1, 100)
+    passes(network, known, prompts=prompts)
+    (entry,) = prompts.entries()
+    before = [(mx.array(layer.keys), layer.keys.shape, layer.offset) for layer in entry.state]
+    passes(network, Row(2, [*known.prompt, *prompt(5, 25)], 1, GREEDY), prompts=prompts)
+    passes(network, Row(3, [*known.prompt[:70], *prompt(6, 9)], 1, GREEDY), prompts=prompts)
+    for layer, (keys, shape, offset) in zip(entry.state, before, strict=True):
+        assert layer.keys.shape == shape and layer.offset == offset
+        assert mx.array_equal(layer.keys, keys)
+
+
+def generated(kind: type[Any], network: Any, lengths: tuple[int, ...], step: int) -> list[list[int]]:
+    generator = kind(network, prefill_step_size=step, stream=mx.default_stream(mx.default_device()))
+    uids = generator.insert(
+        [prompt(n, length) for n, length in enumerate(lengths)], max_tokens=[12] * len(lengths)
+    )
+    said: dict[int, list[int]] = {uid: [] for uid in uids}
+    while any(len(tokens) < 12 for tokens in said.values()):
+        for response in generator.next()[1]:
+            said[response.uid].append(response.token)
+    generator.close()
+    return [said[uid] for uid in uids]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "step"),
+    [((1,), 64), ((2,), 64), ((33,), 32), ((34, 33, 32), 32), ((65, 65), 32), ((1, 2, 90, 31), 16)],
+)
+def test_rows_say_what_they_say_with_mlx_lms_generator(
+    network: Any, lengths: tuple[int, ...], step: int
+) -> None:
+    ours = generated(RowGenerator, network, lengths, step)
+    assert ours == generated(BatchGenerator, network, lengths, step)
+
+
+async def test_a_place_is_free_before_the_step_that_follows(network: Any) -> None:
+    """A row that was taken out was only told of with the tokens of the next step."""
+    entered = asyncio.Queue[None]()
+    loop = asyncio.get_running_loop()
+    passed = threading.Semaphore(0)
+    reports = asyncio.Queue[Report]()
+
+    class Gated(Watched):
+        def __call__(self, inputs: Any, cache: Any) -> Any:
+            loop.call_soon_threadsafe(entered.put_nowait, None)
+            passed.acquire()
+            return super().__call__(inputs, cache)
+
+    class Hears:
+        def on_report(self, report: Report) -> None:
+            reports.put_nowait(report)
+
+        def on_death(self, error: BaseException) -> None:
+            raise error
+
+    engine = Engine(Hears())
+    passed.release()  # it is asked for the width of its logits
+    await engine.open(lambda: Batch(Gated(network), [], max_rows=8, prefill_step=64))
+    entered.get_nowait()
+    for number in (1, 2):
+        engine.insert(row(number, 20, tokens=1000))
+    for _ in range(3):  # of both together, or of one and then the other
+        passed.release()
+        await entered.get()
+    engine.remove(1)
+    passed.release()
+    async with asyncio.timeout(10):
+        while (await reports.get()).removed != [1]:
+            pass
+        # The step that follows has begun, and can't end.
+        await entered.get()
+    engine.stop()
+    passed.release(100)
