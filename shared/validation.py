@@ -5,6 +5,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import orjson
+from msgspec import UNSET, UnsetType
 
 from shared.errors import PublicError, invalid
 
@@ -56,6 +57,11 @@ def _wrong_field(text: str, within: str = "") -> PublicError:
     if not path:
         return invalid(f"The body is wrong: {what}.", code="invalid_type")
     return invalid(f"`{path}` is wrong: {what}.", param=path, code="invalid_type")
+
+
+def given(value: T | UnsetType) -> T | None:
+    """A field that may be absent and may not be null."""
+    return None if value is UNSET else value
 
 
 def check_range(

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple, Protocol
 
+from shared import sse
 from shared.errors import Api, PublicError
 from supervisor.catalog.catalog import ModelEntry
 from supervisor.http.exchange import Exchange
+from supervisor.pings import Ping, Pings
 from supervisor.workers.upstream import Upstream, UpstreamError, UpstreamResponse
 
 FORWARDED: Final = frozenset(
@@ -74,6 +76,8 @@ class Forwarded(NamedTuple):
     fields: Mapping[bytes, bytes]
     body: bytes
     extra: Sequence[tuple[bytes, bytes]] = ()
+    ping: Ping | None = None
+    """Keeps the answer alive, if a stream is asked for."""
 
 
 async def forward(request: Forwarded, pool: Slots) -> None:
@@ -82,6 +86,17 @@ async def forward(request: Forwarded, pool: Slots) -> None:
     A worker that dies before a byte of the answer went out is replaced once without the client's noticing.
     Raises PublicError when nothing went out, and ClientGone when the client left, in whatever phase.
     """
+    try:
+        with Pings(request.exchange, request.ping, request.extra):
+            await _forward(request, pool)
+    except PublicError as error:
+        if not request.exchange.started:
+            raise
+        # There were pings already.
+        request.exchange.finish(error.frame(request.api, request.fields[b"x-request-id"].decode()))
+
+
+async def _forward(request: Forwarded, pool: Slots) -> None:
     headers = [(name, request.fields[name]) for name in PASSED_ON if name in request.fields]
     answer = _Answer(request)
     failed = 0
@@ -95,7 +110,7 @@ async def forward(request: Forwarded, pool: Slots) -> None:
                         await answer.pass_on(response)
                     return
                 except UpstreamError as error:
-                    if request.exchange.started:
+                    if answer.began:
                         answer.cut(await slot.failure())
                         return
                     if failed:
@@ -111,6 +126,8 @@ class _Answer:
         self._exchange = request.exchange
         self._api = request.api
         self._request_id = request.fields[b"x-request-id"].decode()
+        self.began = False
+        """Some of the worker's answer went out, if only its head."""
         self._is_events = False
         self._in_event = False
         self._held = b""
@@ -127,14 +144,23 @@ class _Answer:
         headers += self._extra
         exchange = self._exchange
         if self._is_events:
-            exchange.begin(response.status, headers)
+            self.began = True
+            # Else it began with a ping, and the same headers.
+            if not exchange.started:
+                exchange.begin(response.status, headers)
             await response.pipe(self._pass_on_events)
         else:
             # With nothing sent yet, an answer that is cut at its start can still be asked for again.
             first = await anext(response, b"")
-            exchange.begin(response.status, headers)
-            exchange.write(first)
-            await response.pipe(exchange.write)
+            if exchange.started:
+                # There were pings, and then no stream: an error, which is now an event.
+                kind = "error" if self._api is Api.ANTHROPIC else None
+                self._held = sse.event(first + await response.read(), kind)
+            else:
+                self.began = True
+                exchange.begin(response.status, headers)
+                exchange.write(first)
+                await response.pipe(exchange.write)
         exchange.finish(self._held)
 
     def _pass_on_events(self, chunk: bytes) -> asyncio.Future[None] | None:

@@ -14,6 +14,7 @@ from supervisor.front.access import Access, Fields, Headers, fields_of, prefligh
 from supervisor.front.body import open_envelope, read_body
 from supervisor.front.request_ids import HEADER, headers_for, request_id
 from supervisor.http.exchange import AsgiApp, ClientGone, Exchange, Message, send_answer, send_error
+from supervisor.pings import ping_for
 from supervisor.relay import FORWARDED, Forwarded, Slots, forward
 from supervisor.routes.health import health_of
 from supervisor.routes.parts import Residents
@@ -33,6 +34,7 @@ class Front:
 
     def __init__(self, *, settings: Settings, catalog: Catalog, pool: Workers, routes: AsgiApp) -> None:
         self._access = Access(settings.server)
+        self._server = settings.server
         self._max_body_bytes = settings.server.max_body_bytes
         self._catalog = catalog
         self._pool = pool
@@ -95,10 +97,11 @@ class Front:
 
     async def _forward(self, scope: Any, fields: Fields, labels: Headers, receive: Any, api: Api) -> None:
         body = await read_body(receive, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
-        entry = self._catalog.resolve(open_envelope(body).model)
-        request = Forwarded(
-            Exchange.of(scope), entry, api, scope["method"], scope["raw_path"], fields, body, labels
-        )
+        envelope = open_envelope(body)
+        entry = self._catalog.resolve(envelope.model)
+        path: bytes = scope["raw_path"]
+        ping = ping_for(path, entry.id, self._server) if envelope.stream else None
+        request = Forwarded(Exchange.of(scope), entry, api, scope["method"], path, fields, body, labels, ping)
         await forward(request, self._pool)
 
 

@@ -132,6 +132,11 @@ class Exchange:
         return exchange
 
     @property
+    def last_piece(self) -> bytes:
+        """What was written last of a body without a length: another object after each `write`."""
+        return self._last_body
+
+    @property
     def expects_continue(self) -> bool:
         """Whether the client waits for a word before it sends the body."""
         return self._expects_continue
@@ -305,6 +310,12 @@ class Exchange:
             self._send(_CONTINUE)
         elif self._is_event_stream and self._framing == "chunked" and self._last_body.endswith(_EVENT_END):
             self._send(b"3\r\n:\n\n\r\n")
+
+    def ping(self, event: bytes) -> None:
+        """Send an event that means nothing, if the answer is a stream of events at a point that allows it."""
+        between = self._last_body.endswith(_EVENT_END)
+        if self._is_event_stream and self._framing == "chunked" and between and self._wire.blocked is None:
+            self.write(event)
 
     def watch(self, on_gone: Callable[[], None] | None) -> None:
         """Call `on_gone` at the disconnect; None calls nobody."""

@@ -29,7 +29,7 @@ ONE_MODEL: Final = {"one_model": True}
 """Belongs to one model: not inherited, so not allowed in `[defaults]`."""
 
 
-class ServerSettings(msgspec.Struct, frozen=True, rename={"max_body_bytes": "max_body"}):
+class ServerSettings(msgspec.Struct, frozen=True, rename={"max_body_bytes": "max_body", "ping_s": "ping"}):
     """The public listener: `[server]`."""
 
     host: Annotated[
@@ -62,6 +62,22 @@ class ServerSettings(msgspec.Struct, frozen=True, rename={"max_body_bytes": "max
         int,
         Meta(description="Largest request body that is accepted.", ge=1024, le=2**40, extra=SIZE),
     ] = 64 * 2**20
+    ping_s: Annotated[
+        float,
+        Meta(
+            description="A stream on which nothing came for so long gets a ping, also while its model loads.",
+            ge=1,
+            le=YEAR_S,
+            extra=DURATION_OR_NEVER,
+        ),
+    ] = 15.0
+    ping_kind: Annotated[
+        Literal["auto", "comment", "event"],
+        Meta(
+            description="What a ping is: a comment, which some clients ignore, or an event that means "
+            "nothing. `auto` is an event for Anthropic's API, which has one, and else a comment."
+        ),
+    ] = "auto"
     fallback_model: Annotated[
         str,
         Meta(description="Model that answers for names that nobody knows; empty answers 404."),

@@ -19,6 +19,7 @@ SUPERVISOR_FLOORS = (
     ("front",),
     ("routes",),
     ("relay",),
+    ("pings",),
     ("workers",),
     ("catalog",),
     ("settings", "history", "system", "console"),

@@ -58,14 +58,14 @@ class Chat:
             for index, events in batch:
                 answers[index].take(events)
         body = {
-            **self._head(choices, "chat.completion"),
+            **self._head(choices, "chat.completion", asked),
             "choices": [answer.choice(index, asked) for index, answer in enumerate(answers)],
             "usage": usage_object(choices.usage),
         }
         await exchange.answer(200, orjson.dumps(body), warning_headers(choices.warnings))
 
     async def _stream(self, exchange: Exchange, choices: Choices, asked: ChatAsked) -> None:
-        head = self._head(choices, "chat.completion.chunk")
+        head = self._head(choices, "chat.completion.chunk", asked)
         usage = {"usage": None} if asked.wants_usage else {}
         streams = [_Stream(head, usage, index, asked) for index in range(len(choices.replies))]
         async for batch in choices.batches():
@@ -79,8 +79,11 @@ class Chat:
             data = sse.event(orjson.dumps(last))
         await exchange.finish(data + sse.DONE)
 
-    def _head(self, choices: Choices, kind: str) -> dict[str, Any]:
+    def _head(self, choices: Choices, kind: str, asked: ChatAsked) -> dict[str, Any]:
+        # There is one tier; it is told to those who ask for any.
+        tier = {} if asked.service_tier is None else {"service_tier": "default"}
         return {
+            **tier,
             "id": choices.id,
             "object": kind,
             "created": choices.created,
@@ -129,6 +132,7 @@ class _Answer:
             "role": "assistant",
             "content": None if self._calls and not text else text,
             "refusal": None,
+            "annotations": [],
         }
         if self._reasoning:
             message |= _reasoning("".join(self._reasoning))

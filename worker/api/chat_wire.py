@@ -4,17 +4,19 @@ Sources: OpenAI's API reference, "Create chat completion"; vLLM's documentation 
 `structured_outputs` and `chat_template_kwargs`. Unknown fields are ignored.
 """
 
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from shared.errors import invalid
 from shared.launch import Effort
+from worker.api.accepted_wire import AcceptedFields, check_accepted
 from worker.api.functions_wire import calling_functions, paired
-from worker.api.sampling_wire import MAX_ALTERNATIVES, SamplingFields, request_fields
+from worker.api.sampling_wire import MAX_ALTERNATIVES, request_fields
 from worker.api.structure_wire import structure_of
 from worker.api.tools_wire import Calling, calling
-from worker.api.validation import check_range
+from worker.api.validation import check_range, given
 from worker.request import Message, Request, Role, ToolCall
 from worker.text.template import check_arguments
 from worker.text.thinking import thinking_arguments
@@ -52,10 +54,12 @@ class WireMessage(msgspec.Struct, frozen=True):
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool | None = None
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    """Accepted: what comes is as long as it is."""
 
 
-class ChatAsked(SamplingFields, frozen=True, kw_only=True):
+class ChatAsked(AcceptedFields, frozen=True, kw_only=True):
     messages: list[WireMessage]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -63,17 +67,17 @@ class ChatAsked(SamplingFields, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: dict[str, Any] | UnsetType = UNSET
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     structured_outputs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | UnsetType = UNSET
+    tool_choice: str | dict[str, Any] | UnsetType = UNSET
+    parallel_tool_calls: bool | UnsetType = UNSET
+    functions: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=128)] | UnsetType = UNSET
+    function_call: str | dict[str, Any] | UnsetType = UNSET
     reasoning_effort: Effort | Literal["none"] | None = None
     max_reasoning_tokens: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -81,7 +85,7 @@ class ChatAsked(SamplingFields, frozen=True, kw_only=True):
     @property
     def calls_functions(self) -> bool:
         """Whether calls are `function_call`, as they were before there were tools."""
-        return self.functions is not None
+        return self.functions is not UNSET
 
     @property
     def wants_usage(self) -> bool:
@@ -92,6 +96,7 @@ def to_request(asked: ChatAsked) -> Request:
     """The request in our own words. Raises PublicError 400 naming the field."""
     if not asked.messages:
         raise invalid("`messages` must have at least one message.", param="messages")
+    check_accepted(asked)
     chosen = request_fields(asked)
     check_range(asked.max_tokens, "max_tokens", 1, float("inf"))
     check_range(asked.max_completion_tokens, "max_completion_tokens", 1, float("inf"))
@@ -123,10 +128,14 @@ def to_request(asked: ChatAsked) -> Request:
 
 def _calling(asked: ChatAsked) -> Calling:
     if not asked.calls_functions:
-        return calling(asked.tools, asked.tool_choice)
-    if asked.tools is not None:
+        return calling(given(asked.tools), _choice(asked.tool_choice))
+    if asked.tools is not UNSET:
         raise invalid("`functions` is the older name of `tools`; send one of them.", param="functions")
-    return calling_functions(asked.functions, asked.function_call)
+    return calling_functions(given(asked.functions), _choice(asked.function_call))
+
+
+def _choice(choice: str | dict[str, Any] | UnsetType) -> str | dict[str, Any] | None:
+    return None if choice is UNSET else choice
 
 
 def _alternatives(asked: ChatAsked) -> int | None:

@@ -5,6 +5,8 @@ Source: OpenAI's API reference, "Create completion". Unknown fields are ignored.
 
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from shared.errors import invalid
 from worker.api.chat_wire import StreamOptions
 from worker.api.sampling_wire import MAX_ALTERNATIVES, SamplingFields, request_fields
@@ -16,6 +18,8 @@ from worker.request import Request
 class CompletionAsked(SamplingFields, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]] | None = None
     suffix: str | None = None
+    user: str | UnsetType = UNSET
+    """Accepted: it changes nothing."""
     echo: bool | None = None
     best_of: int | None = None
     stream: bool | None = None

@@ -10,10 +10,11 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 import orjson
+from msgspec import UNSET, UnsetType
 
 from shared.errors import PublicError, invalid
 from worker.api.exchange import Exchange
-from worker.api.validation import check_range, decode
+from worker.api.validation import check_range, decode, given
 from worker.embeddings import Embeddings
 
 MAX_INPUTS: Final = 2048
@@ -21,8 +22,10 @@ MAX_INPUTS: Final = 2048
 
 class EmbeddingsAsked(msgspec.Struct, frozen=True):
     input: str | list[Any]
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | UnsetType = UNSET
+    user: str | UnsetType = UNSET
+    """Accepted: it changes nothing."""
     input_type: str | None = None
     instruction: str | None = None
     truncate: bool | None = None
@@ -47,7 +50,8 @@ class EmbeddingsRoute:
                 "vectors of other models mean nothing. Choose one such as Qwen3-Embedding.",
             )
         texts = _texts(asked.input)
-        check_range(asked.dimensions, "dimensions", 1, embeddings.size)
+        dimensions = given(asked.dimensions)
+        check_range(dimensions, "dimensions", 1, embeddings.size)
         check_range(asked.truncate_prompt_tokens, "truncate_prompt_tokens", -1, float("inf"))
         if asked.truncate_prompt_tokens == 0:
             raise invalid("`truncate_prompt_tokens` must not be 0.", param="truncate_prompt_tokens")
@@ -61,7 +65,7 @@ class EmbeddingsRoute:
                 kind=asked.input_type,
                 instruction=asked.instruction,
                 truncate=_limit(asked),
-                dimensions=asked.dimensions,
+                dimensions=dimensions,
             )
         encode = _encode_base64 if asked.encoding_format == "base64" else _encode_float
         data = [

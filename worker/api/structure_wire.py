@@ -6,7 +6,10 @@ Sources: OpenAI's API reference for `response_format`; vLLM's documentation for 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from msgspec import UnsetType
+
 from worker.api.exchange import Headers
+from worker.api.validation import given
 from worker.text.grammar.spec import Spec, spec_of
 
 
@@ -14,7 +17,7 @@ class StructureFields(Protocol):
     """What the bodies of both have."""
 
     @property
-    def response_format(self) -> dict[str, Any] | None: ...
+    def response_format(self) -> dict[str, Any] | UnsetType | None: ...
     @property
     def guided_json(self) -> dict[str, Any] | str | None: ...
     @property
@@ -31,7 +34,7 @@ def structure_of(asked: StructureFields) -> Spec | None:
     """The one structure that is asked for. Raises PublicError 400 naming the field."""
     return spec_of(
         {
-            "response_format": asked.response_format,
+            "response_format": given(asked.response_format),
             "guided_json": asked.guided_json,
             "guided_regex": asked.guided_regex,
             "guided_choice": asked.guided_choice,

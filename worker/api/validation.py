@@ -1,5 +1,5 @@
 """Client bytes to typed values, as all of `worker/api` does it."""
 
-from shared.validation import check_range, decode
+from shared.validation import check_range, decode, given
 
-__all__ = ["check_range", "decode"]
+__all__ = ["check_range", "decode", "given"]

@@ -58,6 +58,8 @@ class FixedPool:
                 await self.gate.wait()
             finally:
                 self.waiting -= 1
+        if self.refusal:
+            raise self.refusal
         self.taken += 1
         self.held += 1
         try:

@@ -207,9 +207,65 @@ def test_values_are_taken_over() -> None:
     assert (request.max_tokens, request.stops) == (5, ("x",))
 
 
-def test_null_is_the_same_as_absent() -> None:
+NEVER_NULL = {
+    "user",
+    "prompt_cache_options",
+    "web_search_options",
+    "response_format",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "functions",
+    "function_call",
+}
+
+
+def test_null_is_the_same_as_absent_where_the_official_schema_has_it() -> None:
     names = set(ChatAsked.__struct_fields__) - {"messages"}
-    assert parse(**dict.fromkeys(names)) == parse()
+    assert parse(**dict.fromkeys(names - NEVER_NULL)) == parse()
+    for name in NEVER_NULL:
+        with pytest.raises(PublicError) as raised:
+            parse(**{name: None})
+        assert (raised.value.status, raised.value.param) == (400, name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"metadata": {"a": 1}}, "metadata[...]"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+        ({"service_tier": "gold"}, "service_tier"),
+        ({"store": "yes"}, "store"),
+        ({"user": 3}, "user"),
+        ({"safety_identifier": "x" * 65}, "safety_identifier"),
+        ({"verbosity": "silent"}, "verbosity"),
+        ({"modalities": ["smell"]}, "modalities[0]"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "alloy"}}, "audio.format"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"functions": []}, "functions"),
+    ],
+)
+def test_fields_that_change_nothing_are_held_against_the_schema(fields: Any, param: str) -> None:
+    with pytest.raises(PublicError) as raised:
+        parse(**fields)
+    assert (raised.value.status, raised.value.param) == (400, param)
+
+
+def test_fields_that_change_nothing_change_nothing() -> None:
+    extra = {
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "store": True,
+        "user": "me",
+        "modalities": ["text"],
+        "prediction": {"type": "content", "content": "x"},
+        "audio": {"voice": "alloy", "format": "mp3"},
+        "verbosity": "low",
+    }
+    assert parse(**extra) == parse()
 
 
 def test_the_newer_name_of_max_tokens_wins() -> None:
