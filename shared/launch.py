@@ -3,7 +3,7 @@
 A worker loads exactly what the record names: it never searches, downloads or guesses.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -12,6 +12,28 @@ from shared import __version__
 
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model thinks, in OpenAI's words; which of them a model tells apart is its own matter."""
+
+
+# Of a chat template: they choose what the function returns, or the template itself; nobody has a say in that.
+RESERVED_ARGUMENTS: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -143,6 +165,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Absolute path of the folder of a small model that proposes what this one says; None is none."""
     draft_tokens: int = 4
     """Tokens that it proposes at a time, at most."""
+    chat_template: str | None = None
+    """Absolute path of a file with the template to use in place of the model's own."""
+    chat_template_kwargs: dict[str, object] = {}
+    """Arguments for the chat template; those of a request count before them."""
     adapters: dict[str, str] = {}
     """Absolute paths of LoRA folders in mlx-lm's format, by the names that requests ask for."""
 

@@ -103,6 +103,7 @@ class Supervisor:
         self._settings = settings
         self._events = events
         self._notifier = notifier
+        self._first_start = not home.state_db.exists()
         self._catalog = Catalog(home, settings)
         self._machine = detect()
         self._database = Database(home.state_db, on_trouble=self._note_trouble)
@@ -142,7 +143,7 @@ class Supervisor:
         )
         watching = asyncio.ensure_future(self._keep_the_manager_content())
         try:
-            if not self._catalog.entries():
+            if self._wants_starter():
                 self._check_named(coming=STARTER_ID)
                 await self._unless_stopped(self._import_starter())
             if not self._stop_asked.is_set():
@@ -198,6 +199,14 @@ class Supervisor:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+    def _wants_starter(self) -> bool:
+        """Whether there is nothing that somebody chose to have here: at the first start a small model comes,
+        whatever other programs have on the disks, and later only when there would be none at all."""
+        entries = self._catalog.entries()
+        if any(entry.place in ("own", "folder", "config") for entry in entries):
+            return False
+        return self._first_start or all(entry.problem is not None for entry in entries)
 
     async def _import_starter(self) -> None:
         """Nothing to serve: take the model that a package carries, or say how to get one."""

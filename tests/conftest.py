@@ -1,9 +1,14 @@
 """Fixtures for every test."""
 
+import os
 import signal
 
 import hypothesis
 import pytest
+
+# What the machine happens to have is no part of a test. Read by our own processes as well.
+os.environ["HF_HUB_CACHE"] = os.devnull
+os.environ["MLX_SUPERVISOR_CATALOG_LM_STUDIO"] = "false"
 
 # How long an example takes says more of the machine than of the code.
 hypothesis.settings.register_profile("untimed", deadline=None)

@@ -205,6 +205,7 @@ class App:
             sampling=record.options.sampling,
             mounts=mounts,
             thinking=record.options.thinking,
+            template_arguments=record.options.chat_template_kwargs,
         )
         self._state = self._admin.state = state
         self._engine.chore = state.chore

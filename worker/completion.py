@@ -6,7 +6,7 @@ A Request becomes a prompt, waits for a row, and comes back as a stream of reply
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from typing import Final, TypeVar
@@ -62,6 +62,7 @@ class Completions:
         sampling: SamplingDefaults,
         mounts: Mounts,
         thinking: bool | Effort | None = None,
+        template_arguments: Mapping[str, object] | None = None,
     ) -> None:
         self.model_id = model_id
         self.model = model
@@ -71,6 +72,7 @@ class Completions:
         self._state = state
         self._sampling = sampling
         self._thinking = thinking
+        self._template_arguments = template_arguments or {}
         self.mounts = mounts
         self._numbers = itertools.count(1)
         self._replies: dict[int, Reply] = {}
@@ -340,8 +342,12 @@ class Completions:
         )
 
     def _thoughtful(self, request: Request) -> Request:
-        """`request` with what the settings say of thinking, where it does not say it itself."""
+        """`request` with what the settings tell the template, of thinking above all, where it does not say
+        it itself."""
         thinking = self._thinking
+        if self._template_arguments and request.messages:
+            arguments = {**self._template_arguments, **request.template_arguments}
+            request = msgspec.structs.replace(request, template_arguments=arguments)
         arguments = request.template_arguments
         if thinking is None or not request.messages or says_thinking(arguments):
             return request

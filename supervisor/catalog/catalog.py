@@ -1,13 +1,25 @@
 """The models on this machine, by the names under which requests ask for them."""
 
 import difflib
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from shared.errors import PublicError
-from supervisor.catalog.places import SourceError, find_source, own_models
+from supervisor.catalog.places import (
+    Finder,
+    Found,
+    Place,
+    SourceError,
+    find_source,
+    hub_cache,
+    is_downloading,
+    lm_studio_folders,
+    unfinished,
+)
 from supervisor.catalog.scan import ModelFolder, Scanner
 from supervisor.home import Home
 from supervisor.settings import ModelSettings, Settings
@@ -32,71 +44,195 @@ class ModelEntry(msgspec.Struct, frozen=True):
     problem: str | None = None
     identity: str = ""
     """Equal for equal models, wherever they lie; empty when that is not known."""
+    place: Place = "own"
+    """Where it was found."""
+    revision: str | None = None
+    """The commit, of one from the hub."""
+    quantization: str | None = None
+    """As people say it: `4-bit`, `mxfp4`, `bf16`."""
+    capabilities: tuple[str, ...] = ()
+    """What it can do as far as its files tell."""
+    vision: bool = False
+    """Whether it was made to see as well."""
     draft: Path | None = None
     """The folder of the model that proposes what this one says."""
+    also: tuple[str, ...] = ()
+    """Ids under which its folder would be found if the configuration did not give it one."""
+    created_s: float = 0.0
+    """Seconds since 1970."""
 
 
 class Catalog:
     """What is on disk, as of the last `refresh`. Look-ups read memory only."""
 
-    def __init__(self, home: Home, settings: Settings) -> None:
+    def __init__(self, home: Home, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
         self._home = home
         self._settings = settings
+        self._environ = environ
+        self._finder = Finder()
         self._scanner = Scanner()
         self._entries: dict[str, ModelEntry] = {}
+        self._made: dict[str, tuple[Found, ModelSettings, ModelFolder, ModelEntry]] = {}
         self._names: dict[str, ModelEntry] = {}
         self._beginnings: list[tuple[str, ModelEntry]] = []
         self._fallback: ModelEntry | None = None
+        self.problems: tuple[str, ...] = ()
+        """What is wrong with the places themselves, in sentences."""
         self.refresh()
 
-    def refresh(self) -> None:
-        """Look at the disks again. Folders that did not change are not read again."""
-        own = dict(own_models(self._home.models))
+    def refresh(self, settings: Settings | None = None) -> None:
+        """Look at the disks again, by other `settings` if there are any. What did not change is not read
+        again, and its entry stays the very same object."""
+        settings = settings or self._settings
+        problems: list[str] = []
+        found = self._distinct(self._found(settings, problems))
+        known = {model_id: model for model_id, (model, _) in found.items()}
         entries: dict[str, ModelEntry] = {}
-        folders: set[Path] = set()
-        for model_id in sorted({*own, *self._settings.models}):
-            settings = self._settings.for_model(model_id)
+        taken: dict[str, list[str]] = {}
+        for model_id, chosen in settings.models.items():
             try:
-                folder = self._folder(model_id, own)
+                source = find_source(
+                    model_id, chosen.source, known=known, base=self._home.path, environ=self._environ
+                )
             except SourceError as error:
-                folder, found = Path(), ModelFolder(problem=str(error))
+                nowhere = Found(model_id, "", "config")
+                entries[model_id] = self._entry(nowhere, chosen, ModelFolder(problem=str(error)))
+                continue
+            # Whoever asks for it by the id it was found under gets the worker that there is.
+            taken.setdefault(source.folder, [model_id])
+            source = msgspec.structs.replace(source, id=model_id)
+            entries[model_id] = self._entry(source, chosen, self._scanner.scan(source.folder))
+        for model_id, (model, scanned) in found.items():
+            if model_id in settings.models:
+                continue
+            if model.folder in taken:
+                taken[model.folder].append(model_id)
             else:
-                folders.add(folder)
-                found = self._scanner.scan(folder)
-            entry = _entry(model_id, folder, settings, found)
-            if settings.draft is not None:
-                entry = self._with_draft(entry, settings.draft, own, folders)
-            entries[model_id] = entry
-        self._scanner.forget_except(folders)
-        self._entries = entries
-        self._names = _names(entries)
-        self._beginnings = _beginnings(entries)
-        self._fallback = self._names.get(self._settings.server.fallback_model)
+                entries[model_id] = self._entry(model, settings.defaults, scanned)
+        for first, *others in taken.values():
+            if others:
+                entries[first] = self._kept(msgspec.structs.replace(entries[first], also=tuple(others)))
+        for entry in [entry for entry in entries.values() if entry.settings.draft is not None]:
+            entries[entry.id] = self._kept(self._with_draft(entry, entries, known))
+        used = {str(entry.directory) for entry in entries.values()}
+        self._scanner.forget_except(used | {str(entry.draft) for entry in entries.values() if entry.draft})
+        self._finder.forget_unseen()
+        self._made = {model_id: made for model_id, made in self._made.items() if model_id in entries}
+        self._settings = settings
+        self._entries = dict(sorted(entries.items()))
+        self._names = _names(self._entries)
+        self._beginnings = _beginnings(self._entries)
+        self._fallback = self._names.get(settings.server.fallback_model)
+        self.problems = tuple(problems)
 
-    def _folder(self, model_id: str, own: dict[str, Path]) -> Path:
-        if model_id not in self._settings.models:
-            return own[model_id]
-        source = self._settings.models[model_id].source
-        return find_source(model_id, source, own=own, base=self._home.path)
+    def _found(self, settings: Settings, problems: list[str]) -> Iterator[Found]:
+        """Everything that may be a model. Of two with one id the one from the earlier place has it, unless
+        that one is broken and the other is not."""
+        places = settings.catalog
+        yield from self._finder.tree(self._home.models, "own")
+        for name in places.folders:
+            folder = self._home.path / Path(name).expanduser()
+            if not folder.is_dir():
+                problems.append(f"catalog.folders: there is no folder {name}")
+            yield from self._finder.tree(folder, "folder")
+        if places.lm_studio:
+            for folder in lm_studio_folders(self._environ):
+                yield from self._finder.tree(folder, "lmstudio")
+        if places.hub:
+            yield from self._finder.hub(hub_cache(self._environ))
+
+    def _distinct(self, found: Iterator[Found]) -> dict[str, tuple[Found, ModelFolder]]:
+        """Models by ids that differ, and what is in them: the second of one id is `ID@PLACE`.
+
+        Other programs' folders hold all kinds of things: what is no model is left out there.
+        """
+        alike: dict[str, list[tuple[Found, ModelFolder]]] = {}
+        for model in found:
+            if model.problem is not None:
+                scanned = ModelFolder(problem=model.problem)
+            else:
+                scanned = self._scanner.scan(model.folder)
+            if scanned.is_model or model.place in ("own", "folder") or _is_coming(model):
+                alike.setdefault(model.id, []).append((model, scanned))
+        named: dict[str, tuple[Found, ModelFolder]] = {}
+        for model_id, models in alike.items():
+            if len(models) > 1:
+                # Sorting keeps the order of places among the whole ones, and among the broken ones.
+                models.sort(key=lambda pair: pair[1].problem is not None)
+            named[model_id], *others = models
+            for model, scanned in others:
+                again, number = f"{model_id}@{model.place}", 1
+                while again in named or again in alike:
+                    number += 1
+                    again = f"{model_id}@{model.place}{number}"
+                named[again] = msgspec.structs.replace(model, id=again), scanned
+        return named
+
+    def _entry(self, source: Found, settings: ModelSettings, folder: ModelFolder) -> ModelEntry:
+        """The entry of one model; the same object as before when nothing about it has changed."""
+        made = self._made.get(source.id)
+        if made is not None and made[1] is settings and made[2] is folder and made[0] == source:
+            return made[3]
+        entry = self._make(source, settings, folder)
+        if entry.problem is None and settings.chat_template is None:
+            self._made[source.id] = (source, settings, folder, entry)
+        return entry
+
+    def _make(self, source: Found, settings: ModelSettings, folder: ModelFolder) -> ModelEntry:
+        context = folder.context
+        if settings.context is not None:
+            context = settings.context if context is None else min(context, settings.context)
+        capabilities, problem = folder.capabilities, folder.problem
+        if problem is not None and _is_coming(source):
+            problem = unfinished(source.id.partition("@")[0])
+        if settings.chat_template is not None:
+            capabilities = capabilities or ("chat", "tools")
+            if problem is None and not Path(settings.chat_template).expanduser().is_file():
+                problem = "its chat_template is no file"
+        return self._kept(
+            ModelEntry(
+                id=source.id,
+                directory=Path(source.folder),
+                settings=settings,
+                architecture=folder.architecture,
+                context=context,
+                weights_bytes=folder.weights_bytes,
+                problem=problem,
+                identity=folder.identity,
+                place=source.place,
+                revision=source.revision,
+                quantization=folder.quantization,
+                capabilities=capabilities,
+                vision=folder.vision,
+                created_s=folder.changed_s,
+            )
+        )
 
     def _with_draft(
-        self, entry: ModelEntry, name: str, own: dict[str, Path], folders: set[Path]
+        self, entry: ModelEntry, entries: Mapping[str, ModelEntry], known: Mapping[str, Found]
     ) -> ModelEntry:
-        """With the folder of its draft, or with what is wrong with that; `folders` gets those looked at."""
+        """With the folder of its draft, or with what is wrong with that."""
+        name = entry.settings.draft
+        assert name is not None
         try:
-            if name in self._settings.models:
-                folder = self._folder(name, own)
+            if name in entries:
+                folder, wrong = entries[name].directory, entries[name].problem
             else:
-                folder = find_source(entry.id, name, own=own, base=self._home.path, key="draft")
+                source = find_source(
+                    entry.id, name, known=known, base=self._home.path, environ=self._environ, key="draft"
+                )
+                folder, wrong = Path(source.folder), self._scanner.scan(source.folder).problem
         except SourceError as error:
             problem = f"its draft can't be used: {error}"
             return msgspec.structs.replace(entry, problem=entry.problem or problem)
-        folders.add(folder)
-        wrong = self._scanner.scan(folder).problem
         if wrong is None:
             return msgspec.structs.replace(entry, draft=folder)
         problem = f"its draft {name!r} can't be used: {wrong}"
         return msgspec.structs.replace(entry, draft=folder, problem=entry.problem or problem)
+
+    def _kept(self, entry: ModelEntry) -> ModelEntry:
+        before = self._entries.get(entry.id)
+        return before if before == entry else entry
 
     def entries(self) -> list[ModelEntry]:
         """All models, sorted by id, broken ones among them."""
@@ -130,27 +266,17 @@ class Catalog:
         return f"{said} There are: {listed}{more}. GET /v1/models lists all."
 
 
-def _entry(model_id: str, folder: Path, settings: ModelSettings, found: ModelFolder) -> ModelEntry:
-    context = found.context
-    if settings.context is not None:
-        context = settings.context if context is None else min(context, settings.context)
-    return ModelEntry(
-        id=model_id,
-        directory=folder,
-        settings=settings,
-        architecture=found.architecture,
-        context=context,
-        weights_bytes=found.weights_bytes,
-        problem=found.problem,
-        identity=found.identity,
-    )
+def _is_coming(model: Found) -> bool:
+    """Whether parts of it are on their way into the hub's cache."""
+    head, snapshots, _ = model.folder.rpartition(f"{os.sep}snapshots{os.sep}")
+    return model.place == "hub" and bool(snapshots) and is_downloading(head)
 
 
 def _names(entries: dict[str, ModelEntry]) -> dict[str, ModelEntry]:
     """Every name that is answered for. An id beats an alias; of two equal aliases the first stands."""
     aliases: dict[str, ModelEntry] = {}
     for entry in entries.values():
-        for alias in entry.settings.aliases:
+        for alias in (*entry.also, *entry.settings.aliases):
             if not alias.endswith(_ANY):
                 aliases.setdefault(alias, entry)
     return aliases | entries

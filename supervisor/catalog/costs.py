@@ -47,7 +47,20 @@ _DAY_S: Final = 86_400
 
 # What a worker holds does not depend on these.
 _IMMATERIAL: Final = frozenset(
-    {"source", "aliases", "pin", "preload", "sampling", "thinking", "idle_unload_s", "queue"}
+    {
+        "source",
+        "aliases",
+        "pin",
+        "preload",
+        "sampling",
+        "thinking",
+        "chat_template",
+        "chat_template_kwargs",
+        "set",
+        "strip",
+        "idle_unload_s",
+        "queue",
+    }
 )
 
 SCHEMA: Final = (

@@ -23,6 +23,9 @@ _STYLES: dict[str, Style] = {
 }
 
 
+_PLACES = {"own": "state folder", "lmstudio": "LM Studio", "hub": "hub cache", "config": "config.toml"}
+
+
 def ps(home: HomeOption = None, json: JsonOption = False) -> None:
     """Show the models that are loaded, a process each.
 
@@ -81,14 +84,17 @@ def list_(home: HomeOption = None, json: JsonOption = False) -> None:
             model["id"],
             "broken" if model["problem"] else model["state"] or "",
             model["architecture"] or "-",
+            model["quantization"] or "-",
             format_size(model["weights_bytes"]),
             str(model["context"] or "-"),
-            ", ".join(model["aliases"]),
+            ", ".join(model["capabilities"]) or "-",
+            _PLACES.get(model["place"], model["place"]),
+            ", ".join([*model["aliases"], *model["also"]]),
         )
         for model in models["models"]
     ]
     say_table(
-        ("model", "state", "architecture", "weights", "context", "aliases"),
+        ("model", "state", "architecture", "packed", "weights", "context", "can", "from", "aliases"),
         rows,
         right=("weights", "context"),
         styles=[
@@ -98,6 +104,8 @@ def list_(home: HomeOption = None, json: JsonOption = False) -> None:
     for model in models["models"]:
         if model["problem"]:
             say(f"{model['id']}: {model['problem']}")
+    for problem in models["problems"]:
+        say(problem)
 
 
 def load(model: ModelArgument, home: HomeOption = None) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from shared.errors import Api, PublicError
 from supervisor.catalog.catalog import Catalog
 from supervisor.front.access import Access, Fields, Headers, fields_of, preflight
-from supervisor.front.body import open_envelope, read_body
+from supervisor.front.body import open_envelope, read_body, with_fields
 from supervisor.front.request_ids import HEADER, headers_for, request_id
 from supervisor.http.exchange import AsgiApp, ClientGone, Exchange, Message, send_answer, send_error
 from supervisor.pings import ping_for
@@ -99,6 +99,8 @@ class Front:
         body = await read_body(receive, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
         envelope = open_envelope(body)
         entry = self._catalog.resolve(envelope.model)
+        if entry.settings.set or entry.settings.strip:
+            body = with_fields(body, entry.settings.set, entry.settings.strip)
         path: bytes = scope["raw_path"]
         ping = ping_for(path, entry.id, self._server) if envelope.stream else None
         request = Forwarded(Exchange.of(scope), entry, api, scope["method"], path, fields, body, labels, ping)

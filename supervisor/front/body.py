@@ -2,7 +2,7 @@
 
 import codecs
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -74,6 +74,19 @@ def open_envelope(body: bytes) -> Envelope:
     except RecursionError:
         raise _bad_json("it is nested too deeply") from None
     return envelope
+
+
+def with_fields(body: bytes, forced: Mapping[str, object], dropped: Iterable[str]) -> bytes:
+    """The request without the fields `dropped` and with those `forced`; the others stay as they were
+    written. `body` is one that `open_envelope` took. Raises PublicError, 400, where a name in it is none."""
+    try:
+        fields = _keys_decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise _bad_json(str(error)) from None
+    for name in dropped:
+        fields.pop(name, None)
+    fields |= {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in forced.items()}
+    return msgspec.json.encode(fields)
 
 
 def _check_unicode(body: bytes) -> None:

@@ -34,16 +34,29 @@ class ModelView(msgspec.Struct, frozen=True):
     state: str | None
     problem: str | None
     architecture: str | None
+    quantization: str | None
     context: int | None
     weights_bytes: int
+    capabilities: tuple[str, ...]
+    """What it can do: as its worker said, or as its files tell."""
+    vision: bool
+    """Whether it was made to see as well."""
     aliases: tuple[str, ...]
+    also: tuple[str, ...]
+    """Ids under which its folder was found, where the configuration gives it another."""
     pin: bool
+    place: str
+    path: str
+    revision: str | None
+    """The commit, of one from the hub."""
 
 
 class ModelViews(msgspec.Struct, frozen=True):
     """`GET /api/models`."""
 
     models: tuple[ModelView, ...]
+    problems: tuple[str, ...] = ()
+    """What is wrong with the places where models are looked for."""
 
 
 class ConfigView(msgspec.Struct, frozen=True):
@@ -76,15 +89,23 @@ def control(parts: Parts) -> APIRouter:
     router = APIRouter(prefix="/api", redirect_slashes=False)
 
     def view(entry: ModelEntry) -> ModelView:
+        said = parts.pool.capabilities_of(entry.id)
         return ModelView(
             id=entry.id,
             state=parts.pool.state_of(entry.id),
             problem=entry.problem,
             architecture=entry.architecture,
+            quantization=entry.quantization,
             context=entry.context,
             weights_bytes=entry.weights_bytes,
+            capabilities=entry.capabilities if said is None else said,
+            vision=entry.vision,
             aliases=entry.settings.aliases,
+            also=entry.also,
             pin=entry.settings.pin,
+            place=entry.place,
+            path=str(entry.directory),
+            revision=entry.revision,
         )
 
     @router.api_route("/status", methods=READ)
@@ -105,7 +126,7 @@ def control(parts: Parts) -> APIRouter:
 
     @router.api_route("/models", methods=READ)
     async def models() -> Json:
-        return Json(ModelViews(tuple(view(entry) for entry in parts.catalog.entries())))
+        return Json(ModelViews(tuple(map(view, parts.catalog.entries())), parts.catalog.problems))
 
     @router.post("/models/{name:path}/load")
     async def load(request: Request) -> Json:

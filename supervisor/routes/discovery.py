@@ -45,8 +45,11 @@ class Card(msgspec.Struct, frozen=True, omit_defaults=True):
     context_window: int | None
     """Tokens that prompt and completion may have together; null while unknown."""
     aliases: tuple[str, ...]
-    capabilities: tuple[str, ...] | None
-    """What it can (`chat`, `tools`, `embeddings` and so on), known once it was loaded."""
+    capabilities: tuple[str, ...]
+    """What it can (`chat`, `tools`, `embeddings` and so on): as its worker said, or as its files tell."""
+    architecture: str | None
+    quantization: str | None
+    weights_bytes: int
     problem: str | None = None
     """Why it can't be loaded."""
 
@@ -63,18 +66,21 @@ def discovery(parts: Parts) -> APIRouter:
     router = APIRouter(redirect_slashes=False)
 
     def card(entry: ModelEntry) -> Card:
-        state = parts.pool.state_of(entry.id)
+        state, said = parts.pool.state_of(entry.id), parts.pool.capabilities_of(entry.id)
         return Card(
             id=entry.id,
             object="model",
-            created=int(parts.started_at),
+            created=int(entry.created_s or parts.started_at),
             owned_by="mlx-supervisor",
             resident=state not in (None, "failed"),
             loading=state in ("starting", "restarting"),
             state=state,
             context_window=entry.context,
-            aliases=entry.settings.aliases,
-            capabilities=parts.pool.capabilities_of(entry.id),
+            aliases=(*entry.settings.aliases, *entry.also),
+            capabilities=entry.capabilities if said is None else said,
+            architecture=entry.architecture,
+            quantization=entry.quantization,
+            weights_bytes=entry.weights_bytes,
             problem=entry.problem,
         )
 

@@ -2,6 +2,7 @@
 
 from supervisor.settings.loading import load_settings
 from supervisor.settings.model import (
+    CatalogSettings,
     LogSettings,
     MemorySettings,
     ModelSettings,
@@ -14,6 +15,7 @@ from supervisor.settings.model import (
 )
 
 __all__ = [
+    "CatalogSettings",
     "LogSettings",
     "MemorySettings",
     "ModelSettings",

@@ -5,7 +5,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from supervisor.settings.model import Settings
+from shared.launch import RESERVED_ARGUMENTS
+from supervisor.settings.keys import dotted
+from supervisor.settings.model import ModelSettings, Settings
 
 COMMAND_LINE: Final = ()
 Problem = tuple[tuple[str, ...], str]
@@ -18,7 +20,8 @@ _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 
 def check(settings: Settings) -> list[Problem]:
     """Every contradiction in `settings`; empty when it is fine."""
-    return [*_server(settings), *_names(settings), *_adapters(settings), *_places(settings)]
+    checks = (_server, _names, _adapters, _requests, _places)
+    return [problem for one in checks for problem in one(settings)]
 
 
 def is_loopback(host: str) -> bool:
@@ -108,6 +111,32 @@ def _adapters(settings: Settings) -> Iterator[Problem]:
                 yield key, f"{name!r} can't be an adapter's name; {_NAMES_ARE}, and \"none\" is none"
             elif not folder.startswith(("/", "~/")):
                 yield key, f'the adapter {name!r} must be a folder such as "~/adapters/sql", not {folder!r}'
+
+
+def _requests(settings: Settings) -> Iterator[Problem]:
+    """What is done to requests, and to how they are written out."""
+    tables: dict[tuple[str, ...], ModelSettings] = {("defaults",): settings.defaults}
+    tables |= {("models", model_id): model for model_id, model in settings.models.items()}
+    for table, model in tables.items():
+        for key, names in (("set", model.set), ("strip", model.strip)):
+            for name in _FOUND_BY & {*names}:
+                place = (*table, key)
+                yield place, f"{dotted(place)} can't have {name!r}: a request is looked at by it before"
+        for name in model.chat_template_kwargs:
+            if name in RESERVED_ARGUMENTS or not name.isidentifier():
+                place = (*table, "chat_template_kwargs")
+                yield place, f"{dotted(place)} can't have {name!r}: no chat template can be given that"
+        file = model.chat_template
+        if file is not None and not file.startswith(("/", "~/")):
+            place = (*table, "chat_template")
+            yield place, f'{dotted(place)} must be a file such as "~/templates/mine.jinja", not {file!r}'
+    for folder in settings.catalog.folders:
+        if not folder:
+            yield ("catalog", "folders"), "catalog.folders has an empty name"
+
+
+_FOUND_BY: Final = frozenset({"model", "stream"})
+"""Fields that the supervisor itself has read before."""
 
 
 def _places(settings: Settings) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ import msgspec
 from shared.launch import Effort
 from shared.sizes import parse_duration, parse_size
 from supervisor.settings.model import (
+    CatalogSettings,
     LogSettings,
     MemorySettings,
     ModelSettings,
@@ -22,6 +23,7 @@ Kind = Literal[
     "texts",
     "named texts",
     "choice",
+    "values",
     "switch",
     "thinking",
     "whole number",
@@ -29,13 +31,14 @@ Kind = Literal[
     "size",
     "duration",
 ]
-Value = str | tuple[str, ...] | Mapping[str, str] | bool | int | float
+Value = str | tuple[str, ...] | Mapping[str, str] | Mapping[str, object] | bool | int | float
 Path = tuple[str, ...]
 
 _KINDS: Final[dict[object, Kind]] = {
     str: "text",
     tuple[str, ...]: "texts",
     Mapping[str, str]: "named texts",
+    Mapping[str, object]: "values",
     bool: "switch",
     int: "whole number",
     float: "number",
@@ -63,7 +66,7 @@ class Key(msgspec.Struct, frozen=True):
     @property
     def variable(self) -> str | None:
         """The environment variable that sets it; lists and single models have none."""
-        if self.kind in ("texts", "named texts") or self.one_model:
+        if self.kind in ("texts", "named texts", "values") or self.one_model:
             return None
         return "_".join(("MLX_SUPERVISOR", *self.path)).upper()
 
@@ -78,6 +81,8 @@ class Key(msgspec.Struct, frozen=True):
                 return 'a table of texts such as { a = "b" }'
             case "choice":
                 return " or ".join(f'"{choice}"' for choice in self.choices)
+            case "values":
+                return 'a table such as { a = 1, b = "c" } of what JSON knows too'
             case "switch":
                 return "true or false"
             case "thinking":
@@ -98,6 +103,8 @@ class Key(msgspec.Struct, frozen=True):
             return "table of texts"
         if self.kind == "choice":
             return " or ".join(self.choices)
+        if self.kind == "values":
+            return "table"
         if self.kind == "thinking":
             return f"true, false, {', '.join(EFFORTS)}"
         shown = {"size": _size, "duration": _duration}.get(self.kind, _plain)
@@ -128,6 +135,8 @@ class Key(msgspec.Struct, frozen=True):
                 result = value
             case "choice", str():
                 result = value if value in self.choices else None
+            case "values", dict() if _is_json(value):
+                result = value
             case "switch", bool():
                 result = value
             case "switch", str() if from_text:
@@ -197,6 +206,19 @@ def _quietly(parse: Callable[[str], float], text: str) -> float | None:
         return None
 
 
+def _is_json(value: object) -> bool:
+    """Whether JSON can say it: TOML also has dates, infinities and nan."""
+    match value:
+        case dict():
+            return all(map(_is_json, value.values()))
+        case list():
+            return all(map(_is_json, value))
+        case float():
+            return math.isfinite(value)
+        case _:
+            return isinstance(value, str | int)
+
+
 def _size(size_bytes: float) -> str:
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size_bytes >= factor and size_bytes % factor == 0:
@@ -264,7 +286,7 @@ def keys_of(struct: type[msgspec.Struct], table: Path) -> list[Key]:
                 path=path,
                 kind=kind,
                 doc=(meta.description if meta else None) or "",
-                default={} if kind == "named texts" else field.default,
+                default={} if kind in ("named texts", "values") else field.default,
                 low=meta.ge if meta else None,
                 high=meta.le if meta else None,
                 never=bool(extra.get("never")),
@@ -290,6 +312,7 @@ def _unwrapped(annotation: object) -> tuple[msgspec.Meta | None, object]:
 TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "server": ServerSettings,
     "memory": MemorySettings,
+    "catalog": CatalogSettings,
     "watch": WatchSettings,
     "log": LogSettings,
     "defaults": ModelSettings,

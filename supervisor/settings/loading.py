@@ -20,6 +20,7 @@ from supervisor.settings.keys import (
 )
 from supervisor.settings.lines import KeyPath, key_lines, line_of
 from supervisor.settings.model import (
+    CatalogSettings,
     LogSettings,
     MemorySettings,
     ModelSettings,
@@ -184,6 +185,7 @@ class _Loader:
         return Settings(
             server=self._build(ServerSettings(), ("server",)),
             memory=self._build(MemorySettings(), ("memory",)),
+            catalog=self._build(CatalogSettings(), ("catalog",)),
             watch=self._build(WatchSettings(), ("watch",)),
             log=self._build(LogSettings(), ("log",)),
             defaults=defaults,
@@ -201,7 +203,11 @@ class _Loader:
             if isinstance(current, msgspec.Struct):
                 changes[field.name] = self._build(current, path)
             elif path in self._values:
-                changes[field.name] = self._values[path]
+                value = self._values[path]
+                if isinstance(current, Mapping) and isinstance(value, Mapping):
+                    # Inherited entry by entry, like the keys of a table.
+                    value = {**current, **value}
+                changes[field.name] = value
         return msgspec.structs.replace(base, **changes)
 
 

@@ -138,6 +138,26 @@ class MemorySettings(
     ) = None
 
 
+class CatalogSettings(msgspec.Struct, frozen=True):
+    """Where models are looked for, beside the state folder's own `models`: `[catalog]`."""
+
+    folders: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Folders of model folders, which are found as `NAME` or `ORG/NAME` in them. One that "
+            "does not begin with / or ~ is inside the state folder."
+        ),
+    ] = ()
+    hub: Annotated[
+        bool,
+        Meta(description="Whether to list what is in the local Hugging Face cache."),
+    ] = True
+    lm_studio: Annotated[
+        bool,
+        Meta(description="Whether to list what LM Studio has in MLX format."),
+    ] = True
+
+
 class WatchSettings(
     msgspec.Struct,
     frozen=True,
@@ -223,8 +243,9 @@ class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_
     source: Annotated[
         str | None,
         Meta(
-            description="Where the model is: a folder, the hub id of a model in the local Hugging Face "
-            "cache, or the id of an imported model. Absent means the model of that very id.",
+            description="Where the model is: a folder, the id of a model that `mlx-supervisor list` shows, "
+            "or a hub id in the local Hugging Face cache, with `@REVISION` where it should not be the one "
+            "that was downloaded last. Absent means the model of that very id.",
             extra=ONE_MODEL,
         ),
     ] = None
@@ -299,6 +320,28 @@ class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_
         ]
         | None
     ) = None
+    chat_template: (
+        Annotated[
+            str,
+            Meta(
+                description="File with a chat template in Jinja, to be used in place of the model's own.",
+                extra=ONE_MODEL,
+            ),
+        ]
+        | None
+    ) = None
+    chat_template_kwargs: Annotated[
+        Mapping[str, object],
+        Meta(description="Arguments for the chat template; those of a request count before them."),
+    ] = {}
+    set: Annotated[
+        Mapping[str, object],
+        Meta(description="Fields that every request for it gets, whatever it says itself."),
+    ] = {}
+    strip: Annotated[
+        tuple[str, ...],
+        Meta(description="Fields that are dropped from every request for it."),
+    ] = ()
     idle_unload_s: Annotated[
         float,
         Meta(
@@ -330,6 +373,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     server: ServerSettings = ServerSettings()
     memory: MemorySettings = MemorySettings()
+    catalog: CatalogSettings = CatalogSettings()
     watch: WatchSettings = WatchSettings()
     log: LogSettings = LogSettings()
     defaults: ModelSettings = ModelSettings()

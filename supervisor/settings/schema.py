@@ -69,6 +69,8 @@ def _form(key: Key) -> Schema:
             return {"type": "array", "items": {"type": "string"}}
         case "named texts":
             return {"type": "object", "additionalProperties": {"type": "string"}}
+        case "values":
+            return {"type": "object"}
         case "choice":
             return {"enum": list(key.choices)}
         case "switch":

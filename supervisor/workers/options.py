@@ -24,5 +24,7 @@ def options_of(
         thinking=model.thinking,  # type: ignore[arg-type]  # the settings take nothing else
         draft=None if draft is None else str(draft),
         draft_tokens=model.draft_tokens,
+        chat_template=str(Path(model.chat_template).expanduser()) if model.chat_template else None,
+        chat_template_kwargs=dict(model.chat_template_kwargs),
         adapters={name: str(Path(folder).expanduser()) for name, folder in model.adapters.items()},
     )

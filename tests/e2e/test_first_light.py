@@ -30,6 +30,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     config = models_config(**{STARTER: starter_model(), "tiny": tiny_model()})
     # The last table is that of the tiny model. As its own draft it is always right.
     config += 'draft = "tiny"\n'
+    template = base / "counted.jinja"
+    template.write_text("{{ messages[0].content }}{% for _ in range(dots) %}.{% endfor %}")
+    config += (
+        f'[models.changed]\nsource = "{tiny_model()}"\nchat_template = "{template}"\n'
+        "chat_template_kwargs = { dots = 7 }\nset = { max_tokens = 3 }\nstrip = ['stop']\n"
+    )
     with Service(base / "home", config=config) as service:
         yield service
 
@@ -88,7 +94,7 @@ def test_two_models_are_two_processes_on_private_sockets(service: Service) -> No
         assert stat.filemode(path.stat().st_mode) == "srw-------"
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     listed = {card["id"] for card in service.client.get("/v1/models").json()["data"]}
-    assert listed == {STARTER, "tiny"}
+    assert listed == {STARTER, "tiny", "changed"}
 
 
 @pytest.mark.timeout(120)
@@ -234,3 +240,12 @@ def test_kill_9_of_the_supervisor_ends_real_workers_also_while_they_compute(tmp_
         assert isinstance(answer.exception(), httpx.TransportError)
         service.start()
         assert service.chat(STARTER, FRANCE, temperature=0).status_code == 200
+
+
+@pytest.mark.timeout(120)
+def test_a_model_with_its_own_template_and_fields(service: Service) -> None:
+    """The template is the settings', a request's arguments for it count first, and its fields are changed."""
+    usage = service.chat("changed", "Hello", max_tokens=50, stop=["bad", 7]).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len("Hello......."), 3)
+    usage = service.chat("changed", "Hello", chat_template_kwargs={"dots": 1}).json()["usage"]
+    assert usage["prompt_tokens"] == len("Hello.")

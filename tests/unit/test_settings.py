@@ -367,3 +367,50 @@ def test_an_unreadable_file_is_told(tmp_path: Path) -> None:
         pytest.skip("root may read everything")
     with pytest.raises(SettingsError, match="can't be read: Permission denied"):
         load_settings(path, environ={})
+
+
+def test_tables_of_values_are_inherited_entry_by_entry(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        """
+        [defaults]
+        set = { user = "house", seed = 1 }
+        strip = ["logit_bias"]
+        chat_template_kwargs.enable_thinking = false
+
+        [models.a.set]
+        seed = 2
+        extra = { deep = [1, 2.5, true] }
+
+        [models.b]
+        strip = []
+        """,
+    )
+    assert settings.models["a"].set == {"user": "house", "seed": 2, "extra": {"deep": [1, 2.5, True]}}
+    assert settings.models["a"].strip == ("logit_bias",)
+    assert settings.models["b"].set == {"user": "house", "seed": 1}
+    assert settings.models["b"].strip == ()
+    assert settings.for_model("other").chat_template_kwargs == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[models.a]\nset = { model = 'b' }", "config.toml:2: models.a.set can't have 'model'"),
+        ("[defaults]\n\nstrip = ['stream']", "config.toml:3: defaults.strip can't have 'stream'"),
+        ("[models.a]\nset = { when = 2026-01-01 }", "config.toml:2: models.a.set must be a table"),
+        ("[models.a]\nset = { n = inf }", "config.toml:2: models.a.set must be a table"),
+        ("[models.a]\nset = 1", "config.toml:2: models.a.set must be a table"),
+        (
+            "[defaults]\nchat_template_kwargs = { messages = [] }",
+            "config.toml:2: defaults.chat_template_kwargs can't have 'messages'",
+        ),
+        ("[models.a]\nchat_template = 'x.jinja'", "config.toml:2: models.a.chat_template must be a file"),
+        ("[catalog]\nfolders = ['']", "config.toml:2: catalog.folders has an empty name"),
+        ("[catalog]\nfolder = ['x']", "did you mean catalog.folders?"),
+    ],
+)
+def test_what_requests_and_places_can_not_be_told(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, text)
+    assert said in str(caught.value)

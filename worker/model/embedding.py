@@ -1,10 +1,7 @@
-"""Whether a model folder says that it holds an embedding model, and what it says about its vectors.
-
-Any decoder has hidden states, but only those of a model that was trained for it mean something as vectors. So
-a folder must declare it: by the files of sentence-transformers, by a headless architecture, or by its name.
-"""
+"""What a model folder that declares an embedding model says about its vectors."""
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -13,6 +10,7 @@ import mlx.core as mx
 import msgspec
 
 from shared.encoders import ENCODERS
+from shared.model_files import declares_embeddings
 from shared.status import FailureKind
 from worker.model.description import read_json
 from worker.model.failures import LoadError
@@ -21,8 +19,6 @@ Pooling = Literal["last", "mean", "cls"]
 
 log = logging.getLogger(__name__)
 
-_NAMED_PARTS: Final = 4
-"""Parts of the path's end that may name the model: in the hub's cache its name is three above the files."""
 _OTHER_ENCODERS: Final = frozenset(
     {"albert", "deberta", "deberta-v2", "distilbert", "electra", "mpnet", "new", "nomic_bert"}
 )
@@ -52,14 +48,7 @@ def embedding_of(directory: Path, config: dict[str, Any]) -> Embedding | None:
     """None for a model that does not declare it. Raises LoadError for one that can't be run."""
     if config.get("model_type") in ENCODERS:
         return _encoder(directory, config)
-    declared = (
-        (directory / "modules.json").is_file()
-        or (directory / "config_sentence_transformers.json").is_file()
-        or (directory / "1_Pooling" / "config.json").is_file()
-        or any(str(name).endswith("Model") for name in config.get("architectures") or ())
-        or any("embed" in part.lower() for part in directory.parts[-_NAMED_PARTS:])
-    )
-    if not declared:
+    if not declares_embeddings(directory, os.listdir(directory), config):
         return None
     if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         raise LoadError(

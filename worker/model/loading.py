@@ -74,7 +74,7 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
     network, config = load_network(directory, embedding)
     total = evaluate(network, report)
     report(Progress("tokenizer"))
-    tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
+    tokenizer = load_tokenizer(directory, _template_of(options), eos_token_ids=config.get("eos_token_id"))
     mx.clear_cache()
     template = Template(tokenizer)
     dialect = Dialect(tokenizer)
@@ -108,6 +108,19 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
         line_breaks=tuple(tokenizer.encode("\n", add_special_tokens=False)),
         draft=draft,
     )
+
+
+def _template_of(options: Options) -> dict[str, Any]:
+    """What the tokenizer is told beside its files: the template that takes the place of its own."""
+    if options.chat_template is None:
+        return {}
+    try:
+        text = Path(options.chat_template).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise LoadError(FailureKind.MISSING, f"the chat template can't be read: {reason}") from error
+    # Some models bring theirs as a program, which counts before a text.
+    return {"chat_template": text, "chat_template_type": None}
 
 
 def _capabilities(

@@ -6,11 +6,12 @@ refuses is reshaped, as little as needed, and tried again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from shared.errors import PublicError, invalid
+from shared.launch import RESERVED_ARGUMENTS
 from worker.request import Message, Request
 
 
@@ -21,28 +22,6 @@ class ChatTokenizer(Protocol):
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **arguments: Any) -> Any: ...
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
-
-
-# They choose what the function returns, or the template itself; a client has no say in that.
-RESERVED: Final = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
 
 
 class Template:
@@ -100,7 +79,7 @@ class Template:
 def check_arguments(arguments: dict[str, Any], param: str) -> None:
     """Raises PublicError 400 for a template argument that is not the client's to choose."""
     for name in arguments:
-        if name in RESERVED or not name.isidentifier():
+        if name in RESERVED_ARGUMENTS or not name.isidentifier():
             raise invalid(f"`{name}` can't be passed to the chat template.", param=f"{param}.{name}")
 
 

@@ -5,15 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-# Source: the vocabularies of the model families; the first pair that is there as tokens counts.
-_PAIRS: Final = (
-    ("<think>", "</think>"),
-    ("<longcat_think>", "</longcat_think>"),
-    ("<|think:start|>", "<|think:end|>"),
-    ("[THINK]", "[/THINK]"),  # Magistral
-    ("<seed:think>", "</seed:think>"),  # Seed-OSS
-    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
-)
+from shared.model_files import THINKING_PAIRS
+
 # Markers of several tokens, and the tokens they are made of.
 _ATOMS: Final = {
     "<|channel>thought": ("<|channel>", "<channel|>"),  # Gemma 4
@@ -75,10 +68,10 @@ def select_thinking(tokenizer: Any, template: str) -> Thinking | None:
     if getattr(tokenizer, "has_thinking", False):
         return Thinking(tokenizer.think_start, tokenizer.think_end)
     vocabulary = tokenizer.get_vocab()
-    for start, end in _PAIRS:
+    for start, end in THINKING_PAIRS:
         if start in vocabulary and end in vocabulary:
             return Thinking(start, end)
-    for start, end in _PAIRS:
+    for start, end in THINKING_PAIRS:
         if end in template:
             return Thinking(start, end)
     return None

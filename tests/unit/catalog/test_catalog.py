@@ -95,13 +95,12 @@ def test_settings_name_models_elsewhere(home: Home, tmp_path: Path, monkeypatch:
         "by-id",
         "by-path",
         "by-tilde",
-        "own",
     ]
     assert catalog.resolve("by-tilde").directory == tmp_path / "mine" / "tilde"
     assert catalog.resolve("by-id").directory == catalog.resolve("own").directory
     assert "no model of this id was imported" in str(problems["by-nothing"])
     assert problems["no-folder"] == "its folder does not exist"
-    assert "no imported model and no hub id" in str(problems["neither"])
+    assert "no model that was found and no hub id" in str(problems["neither"])
 
 
 def cached(cache: Path, hub_id: str, commit: str) -> Path:
@@ -140,8 +139,8 @@ def test_models_in_the_hugging_face_cache(
     assert catalog.resolve("tiny").problem is None
     assert catalog.resolve("mlx-community/Tiny-4bit").directory == snapshot
     assert "it has no weights" in str(catalog.resolve("half").problem)
-    assert "hf download mlx-community/Absent" in str(catalog.resolve("absent").problem)
-    assert "hf download evil/ref" in str(catalog.resolve("evil").problem)
+    assert "mlx-supervisor pull mlx-community/Absent" in str(catalog.resolve("absent").problem)
+    assert "mlx-supervisor pull evil/ref" in str(catalog.resolve("evil").problem)
 
 
 @pytest.mark.parametrize(
@@ -273,14 +272,14 @@ def test_a_draft_is_found_as_a_source_is(home: Home, tmp_path: Path) -> None:
         ),
     )
     drafts = {entry.id: entry.draft for entry in catalog.entries()}
-    assert drafts["large"] is None
+    assert drafts["named"] is None
     assert drafts["by-id"] == home.models / "org" / "small"
     assert drafts["by-folder"] == drafts["by-name"] == tmp_path / "elsewhere"
     problems = {entry.id: entry.problem for entry in catalog.entries() if entry.problem}
     assert problems.keys() == {"broken", "by-hub", "nowhere", "half"}
     assert problems["by-hub"] == (
         "its draft can't be used: org/absent is not in the local Hugging Face cache; "
-        "get it with: hf download org/absent"
+        "get it with: mlx-supervisor pull org/absent"
     )
-    assert str(problems["nowhere"]).startswith("its draft can't be used: its draft 'absent' is no imported")
+    assert str(problems["nowhere"]).startswith("its draft can't be used: its draft 'absent' is no model")
     assert str(problems["half"]).startswith("its draft 'broken' can't be used: ")

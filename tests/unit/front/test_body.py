@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import PublicError
-from supervisor.front.body import open_envelope, read_body
+from supervisor.front.body import open_envelope, read_body, with_fields
 from supervisor.http.exchange import ClientGone
 
 
@@ -142,3 +142,27 @@ async def test_reading_ends_at_the_cap() -> None:
 async def test_a_client_that_leaves_within_its_body() -> None:
     with pytest.raises(ClientGone):
         await read_body(Pieces(b"ab", gone=True), b"3", max_bytes=3)
+
+
+@pytest.mark.parametrize(
+    ("body", "changed"),
+    [
+        ('{"model":"a","temperature":1e999,"n":1}', '{"model":"a","temperature":0,"n":1,"x":{"y":[1]}}'),
+        ('{"user":"u", "model" : "a","user":"v"}', '{"model":"a","temperature":0,"x":{"y":[1]}}'),
+        ('{"model":"ä","big":12345678901234567890123}', None),
+    ],
+)
+def test_fields_are_forced_and_dropped_and_the_others_stay_as_they_were_written(
+    body: str, changed: str | None
+) -> None:
+    forced = {"temperature": 0, "x": {"y": [1]}}
+    made = with_fields(body.encode(), forced, ("user", "absent")).decode()
+    if changed is None:
+        changed = body[:-1] + ',"temperature":0,"x":{"y":[1]}}'
+    assert made == changed
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    with pytest.raises(PublicError) as caught:
+        with_fields(b'{"\\ud800":1,"model":"a"}', {"n": 1}, ())
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
