@@ -250,7 +250,7 @@ async def test_revisions_and_patterns(hub: FakeHub, cache: Path) -> None:
     repo = hub.repos["org/model"]
     repo.revisions["v1"] = model_files(seed=3)
     pulled = await Pull(hub, cache, revision="v1").run()
-    assert hub_snapshot(cache, "org/model", "main") is None
+    assert hub_snapshot(cache, "org/model") is None
     assert (cache / "models--org--model/refs/v1").read_text() == pulled.commit
     by_commit = await Pull(hub, cache, revision=pulled.commit).run()
     assert by_commit.directory == pulled.directory
