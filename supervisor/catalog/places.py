@@ -249,9 +249,8 @@ def find_source(
     if _HUB_ID.fullmatch(hub_id):
         snapshot = hub_snapshot(hub_cache(environ), hub_id, revision or None)
         if snapshot is None:
-            option = f"@{revision}" if revision else ""
             raise SourceError(
-                f"{wanted} is not in the local Hugging Face cache; get it with: mlx-supervisor pull {hub_id}{option}"
+                f"{wanted} is not in the local Hugging Face cache; get it with: mlx-supervisor pull {wanted}"
             )
         return Found(model_id, str(snapshot), "hub", snapshot.name)
     if source is None:
