@@ -9,6 +9,7 @@ from shared import __version__
 from supervisor.cli import (
     chat,
     config,
+    doctor,
     importing,
     logs,
     models,
@@ -72,6 +73,7 @@ for _verb in (
     storage.gc,
     chat.chat,
     quickstart.quickstart,
+    doctor.doctor,
     logs.logs,
 ):
     app.command(_verb.__name__.rstrip("_"))(_verb)

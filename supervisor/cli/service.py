@@ -258,7 +258,7 @@ def run(
 def _service(manager: ManagerChoice | None) -> "Service":
     from supervisor.system.service import Service, manager_of
 
-    return Service(manager_of(_name(manager)), _probe)
+    return Service(manager_of(_name(manager)), probe)
 
 
 def _name(manager: ManagerChoice | None) -> "ManagerName | None":
@@ -271,7 +271,8 @@ def _name(manager: ManagerChoice | None) -> "ManagerName | None":
             return None
 
 
-def _probe(home: Path) -> "Running | None":
+def probe(home: Path) -> "Running | None":
+    """The supervisor that serves with the state folder `home`."""
     from supervisor.cli.client import Client
     from supervisor.system.service import Running
 

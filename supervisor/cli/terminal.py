@@ -14,6 +14,22 @@ def clean(text: str) -> str:
     return "".join(character if character.isprintable() or character in "\n\t" else "�" for character in text)
 
 
+_COLOURS: dict[Style, str] = {"good": "32", "busy": "33", "bad": "31", "faint": "2"}
+
+
+def styled(text: str, style: Style) -> str:
+    """`text` in the colour of `style` on a terminal that has colours, else as it is."""
+    code = _COLOURS.get(style)
+    if (
+        code is None
+        or not sys.stdout.isatty()
+        or os.environ.get("TERM") == "dumb"
+        or "NO_COLOR" in os.environ
+    ):
+        return text
+    return f"\x1b[{code}m{text}\x1b[0m"
+
+
 def say(text: str) -> None:
     """Print one line, or several, cleaned."""
     sys.stdout.write(clean(text) + "\n")

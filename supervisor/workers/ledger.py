@@ -51,16 +51,24 @@ class Ledger:
             os.replace(fresh, self._path)
 
 
+def living(path: Path) -> list[int]:
+    """The pids of the processes that `path` names and that still are the same."""
+    return [process.pid for entry in _read(path) if (process := _same(entry)) is not None]
+
+
+def _read(path: Path) -> list[Entry]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Entry])
+    except (OSError, msgspec.MsgspecError):
+        return []
+
+
 def sweep(path: Path) -> int:
     """End the processes that `path` names and that still are the same; returns how many were killed.
 
     Blocks for up to some seconds: call it in a thread. Call it under the lock of the state folder.
     """
-    try:
-        entries = msgspec.json.decode(path.read_bytes(), type=list[Entry])
-    except (OSError, msgspec.MsgspecError):
-        entries = []
-    orphans = [process for entry in entries if (process := _same(entry)) is not None]
+    orphans = [process for entry in _read(path) if (process := _same(entry)) is not None]
     relatives = [relative for orphan in orphans for relative in family.descendants(orphan.pid)]
     killed = family.end([*orphans, *relatives], leave_s=_LEAVE_S)
     with contextlib.suppress(OSError):

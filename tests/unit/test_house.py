@@ -15,6 +15,7 @@ HEAVY = {"mlx", "mlx_lm", "transformers", "tokenizers", "numpy", "safetensors", 
 SUPERVISOR_FLOORS = (
     ("__main__",),
     ("cli",),
+    ("doctor",),
     ("server",),
     ("front",),
     ("routes",),
