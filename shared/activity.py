@@ -19,6 +19,8 @@ class RequestStarted(msgspec.Struct, frozen=True, tag_field="event", tag="starte
     """Which route it came in by: `chat`, `memory`."""
     prompt_tokens: int
     stream: bool = False
+    request_id: str | None = None
+    """The `x-request-id` that it came with."""
 
 
 class FirstToken(msgspec.Struct, frozen=True, tag_field="event", tag="first_token"):

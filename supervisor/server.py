@@ -37,6 +37,7 @@ from supervisor.system.listener import PortError, bind_public, public_url
 from supervisor.system.systemd import Notifier
 from supervisor.telemetry.events import Events
 from supervisor.telemetry.logs import Logs
+from supervisor.telemetry.tally import Tally
 from supervisor.workers.pool import WORKER_COMMAND, Pool
 
 KEEP_ALIVE_S = 120.0
@@ -108,8 +109,15 @@ class Supervisor:
         self._machine = detect()
         self._database = Database(home.state_db, on_trouble=self._note_trouble)
         self._costs = Costs(self._machine, self._database)
+        self._tally = Tally()
+        events.subscribe(self._tally.take)
         self._pool = Pool(
-            home=home, settings=settings, catalog=self._catalog, events=events, worker_command=worker_command
+            home=home,
+            settings=settings,
+            catalog=self._catalog,
+            events=events,
+            worker_command=worker_command,
+            on_activity=self._tally.hear,
         )
         self._scanning = asyncio.Lock()
         self._downloads = Downloads(events, refresh=self._refresh)
@@ -134,9 +142,16 @@ class Supervisor:
                 refresh=self._refresh,
                 settings=lambda: self._settings,
                 events=self._events,
+                tally=self._tally,
             )
         )
-        front = Front(settings=self._settings, catalog=self._catalog, pool=self._pool, routes=routes.public)
+        front = Front(
+            settings=self._settings,
+            catalog=self._catalog,
+            pool=self._pool,
+            routes=routes.public,
+            tally=self._tally,
+        )
         servers = (
             HttpServer(front, [listener], keep_alive_s=KEEP_ALIVE_S),
             HttpServer(routes.control, [control], keep_alive_s=KEEP_ALIVE_S),

@@ -33,7 +33,7 @@ from worker.api.systemone import SystemOneRoute
 from worker.completion import Completions
 from worker.decisions import Decisions
 from worker.embeddings import Embeddings
-from worker.engine.activity import Feed
+from worker.engine.activity import REQUEST_ID, Feed
 from worker.engine.admission import Admission
 from worker.engine.jobs import Jobs
 from worker.engine.memory import bound_allocator, read_memory, working_set_bytes
@@ -333,6 +333,7 @@ class App:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """The ASGI application."""
         exchange = Exchange(scope, receive, send)
+        REQUEST_ID.set(exchange.header(b"x-request-id"))
         try:
             await self._dispatch(exchange)
         except ClientGone:

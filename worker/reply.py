@@ -8,7 +8,7 @@ from typing import Final, Literal, Self
 
 from shared.activity import FirstToken, RequestFinished, RequestStarted
 from shared.errors import PublicError
-from worker.engine.activity import Feed
+from worker.engine.activity import REQUEST_ID, Feed
 from worker.engine.rows import Output, Row
 from worker.text.assembler import Assembler
 from worker.text.events import Finished, ReplyEvent, Usage, total_usage
@@ -40,7 +40,9 @@ class Account:
         """Its prompts are known, and how many answers there will be."""
         self._prompt_tokens = prompt_tokens
         self._answers = answers
-        self._feed.say(RequestStarted(self.id, time.monotonic(), kind, prompt_tokens, stream))
+        self._feed.say(
+            RequestStarted(self.id, time.monotonic(), kind, prompt_tokens, stream, REQUEST_ID.get())
+        )
 
     def started(self) -> None:
         """A row is free for one of its answers and the engine was told."""

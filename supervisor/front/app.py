@@ -20,9 +20,16 @@ from supervisor.routes.health import health_of
 from supervisor.routes.parts import Residents
 from supervisor.routes.refusals import method_not_allowed, not_found
 from supervisor.settings import Settings
+from supervisor.telemetry.tally import Tally
 
 MAX_CONTROL_BODY_BYTES: Final = 1 << 20
 """Bodies of requests that the supervisor itself answers."""
+
+
+MODEL: Final = "supervisor.model"
+"""Where the scope holds the id of the model that a request turned out to be for."""
+GONE: Final = 499
+"""The status that is counted for a client that left before its answer began; nobody gets it."""
 
 
 class Workers(Slots, Residents, Protocol):
@@ -32,13 +39,16 @@ class Workers(Slots, Residents, Protocol):
 class Front:
     """`routes` answers what no worker does."""
 
-    def __init__(self, *, settings: Settings, catalog: Catalog, pool: Workers, routes: AsgiApp) -> None:
+    def __init__(
+        self, *, settings: Settings, catalog: Catalog, pool: Workers, routes: AsgiApp, tally: Tally
+    ) -> None:
         self._access = Access(settings.server)
         self._server = settings.server
         self._max_body_bytes = settings.server.max_body_bytes
         self._catalog = catalog
         self._pool = pool
         self._routes = routes
+        self._tally = tally
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = dict(scope["headers"])
@@ -54,6 +64,14 @@ class Front:
             return
         except PublicError as error:
             await send_error(_Labelled(send, labels), error, api, name.decode())
+        finally:
+            self._count(scope)
+
+    def _count(self, scope: Any) -> None:
+        path: bytes = scope["raw_path"]
+        # Paths are made up by clients; series are not.
+        route = path.decode() if path in FORWARDED else "other"
+        self._tally.answered(route, scope.get(MODEL, ""), Exchange.of(scope).status or GONE)
 
     async def _serve(
         self, scope: Any, fields: Fields, labels: Headers, receive: Any, send: Any, api: Api
@@ -99,6 +117,7 @@ class Front:
         body = await read_body(receive, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
         envelope = open_envelope(body)
         entry = self._catalog.resolve(envelope.model)
+        scope[MODEL] = entry.id
         if entry.settings.set or entry.settings.strip:
             body = with_fields(body, entry.settings.set, entry.settings.strip)
         path: bytes = scope["raw_path"]

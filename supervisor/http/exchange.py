@@ -97,6 +97,7 @@ class Exchange:
         "method",
         "scope",
         "started",
+        "status",
     )
 
     def __init__(
@@ -110,6 +111,8 @@ class Exchange:
         self.body_complete = False
         self.buffered_bytes = 0
         self.started = False
+        self.status = 0
+        """Of the answer, once it has begun."""
         self.complete = False
         self.gone = False
         """The client disconnected, or the connection was given up: whatever is sent goes nowhere."""
@@ -186,6 +189,7 @@ class Exchange:
             return
         if self.started:
             raise RuntimeError("a second head was sent for one answer")
+        self.status = status
         length: bytes | None = None
         lines = [status_line(status)]
         for name, value in headers:

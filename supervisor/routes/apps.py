@@ -5,6 +5,7 @@ from fastapi import FastAPI
 from supervisor.routes.control import control
 from supervisor.routes.discovery import discovery
 from supervisor.routes.downloads import downloads, shown_downloads
+from supervisor.routes.metrics import metrics
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import answer_errors
 from supervisor.routes.storage import storage
@@ -17,6 +18,7 @@ def build_public_app(parts: Parts) -> FastAPI:
     app.include_router(discovery(parts))
     app.include_router(shown_downloads(parts))
     app.include_router(watching(parts))
+    app.include_router(metrics(parts))
     app.include_router(control(parts))
     app.include_router(downloads(parts))
     app.include_router(storage(parts))

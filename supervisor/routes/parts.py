@@ -10,6 +10,7 @@ from supervisor.catalog.downloads import Downloads
 from supervisor.home import Home
 from supervisor.settings import Settings
 from supervisor.telemetry.events import Events
+from supervisor.telemetry.tally import Tally
 from supervisor.workers.view import EngineView
 
 
@@ -42,3 +43,4 @@ class Parts:
     settings: Callable[[], Settings]
     """Those that count now."""
     events: Events
+    tally: Tally

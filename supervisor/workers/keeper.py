@@ -27,6 +27,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from shared import __version__
+from shared.activity import Activity
 from shared.admin import Health
 from shared.launch import LaunchRecord
 from shared.status import ExitCode, FailureKind, Memory
@@ -39,6 +40,7 @@ from supervisor.workers.actions import StopReason
 from supervisor.workers.control import NoAnswer, ask_health, ask_to_drain
 from supervisor.workers.exits import Exit
 from supervisor.workers.failures import shown
+from supervisor.workers.feed import Feed
 from supervisor.workers.launcher import Launcher
 from supervisor.workers.options import options_of
 from supervisor.workers.process import WorkerProcess
@@ -77,6 +79,7 @@ class Owner(Protocol):
     def on_gone(self, keeper: "Keeper") -> None: ...
     def on_kept(self, keeper: "Keeper") -> None: ...
     def on_lease(self, keeper: "Keeper", *, held: bool) -> None: ...
+    def on_activity(self, keeper: "Keeper", activity: Activity) -> None: ...
     def is_busy(self, model_id: str) -> bool: ...
     def is_awaited(self, model_id: str) -> bool: ...
 
@@ -139,6 +142,7 @@ class Keeper:
         self._policy = RestartPolicy()
         self._task: asyncio.Task[None] | None = None
         self._watch: Watch | None = None
+        self._feed: Feed | None = None
         self._served = False
         loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[StopReason] = loop.create_future()
@@ -323,6 +327,7 @@ class Keeper:
             is_busy=lambda: self._owner.is_busy(self.id),
             on_health=self._note,
         )
+        self._feed = Feed(life.upstream, lambda activity: self._owner.on_activity(self, activity))
         try:
             while not process.exited.done():
                 if (cause := await self._watch.run({process.exited, self._stop})) is not None:
@@ -332,6 +337,7 @@ class Keeper:
                     self._owner.on_kept(self)
         finally:
             self._watch = None
+            await self._stop_listening()
 
     async def _end(self, life: Life) -> bool:
         """Drain and stop the worker as `stop` asked; False when it is leased and may stay."""
@@ -353,7 +359,13 @@ class Keeper:
         await self._terminate(life.process)
         return True
 
+    async def _stop_listening(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            await feed.close()
+
     async def _terminate(self, process: WorkerProcess) -> None:
+        await self._stop_listening()
         reason = self._stop.result()
         self._move("stopping", reason=reason)
         await process.stop(grace_s=self._settings.kill_grace_s, cause=reason)

@@ -11,12 +11,13 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
 from shared import __version__
+from shared.activity import Activity
 from shared.errors import PublicError
 from supervisor.catalog.catalog import Catalog, ModelEntry
 from supervisor.home import Home
@@ -51,11 +52,13 @@ class Pool:
         catalog: Catalog,
         events: Events,
         worker_command: Sequence[str] = WORKER_COMMAND,
+        on_activity: Callable[[str, Activity], None] | None = None,
     ) -> None:
         self._home = home
         self._settings = settings
         self._catalog = catalog
         self._events = events
+        self._on_activity = on_activity
         self._started_at = time.time()
         self._workers_file = home.lock_file.with_name("workers.json")
         self._sockets = SocketFiles(home, events)
@@ -230,6 +233,10 @@ class Pool:
     def on_lease(self, keeper: Keeper, *, held: bool) -> None:
         self._do(self._residency.lease(keeper.id, held=held))
         self._plan_tick()
+
+    def on_activity(self, keeper: Keeper, activity: Activity) -> None:
+        if self._on_activity is not None:
+            self._on_activity(keeper.id, activity)
 
     def is_busy(self, model_id: str) -> bool:
         return self._residency.in_flight(model_id) > 0 or self._residency.queued(model_id) > 0

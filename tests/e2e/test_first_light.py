@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import stat
 import time
@@ -165,6 +166,22 @@ def test_equal_seeds_give_equal_text_and_no_seed_does_not(service: Service) -> N
         first, second, *rest = list(threads.map(sample, (7, 7, None, None, None)))
     assert alone == first == second
     assert len(set(rest)) == 3
+
+
+def test_a_scraper_and_a_watcher_see_the_tokens(service: Service) -> None:
+    """Workers tell of their requests: how many tokens, of them how many computed before, and how fast."""
+
+    def value(name: str) -> float:
+        text = service.client.get("/metrics").text
+        found = re.search(rf'^mlx_supervisor_{name}{{model="tiny"}} (\S+)$', text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    before = value("completion_tokens_total")
+    usage = service.chat("tiny", "Hello", max_tokens=9, ignore_eos=True).json()["usage"]
+    assert usage["completion_tokens"] == 9
+    wait_until(lambda: value("completion_tokens_total") == before + 9, 5, "the tokens were not counted")
+    assert value("prompt_tokens_total") >= usage["prompt_tokens"]
+    assert value("time_to_first_token_seconds_count") >= 1
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

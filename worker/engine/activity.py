@@ -2,9 +2,13 @@
 
 import asyncio
 from collections import deque
+from contextvars import ContextVar
 from typing import Final
 
 from shared.activity import Activity, Dropped
+
+REQUEST_ID: Final[ContextVar[str | None]] = ContextVar("request_id", default=None)
+"""The `x-request-id` of the HTTP request that the current task serves."""
 
 _BACKLOG: Final = 1024
 """Lines kept for a slow reader."""

@@ -13,7 +13,7 @@ from typing import Generic, Literal, TypeVar
 
 from shared.activity import RequestFinished, RequestStarted
 from shared.errors import PublicError
-from worker.engine.activity import Feed
+from worker.engine.activity import REQUEST_ID, Feed
 from worker.engine.admission import Admission, Turn
 from worker.engine.thread import Engine
 
@@ -70,7 +70,9 @@ class Job:
         self._length = prompt_tokens if length is None else length
         self._jobs.admission.check(self._length)
         jobs = self._jobs
-        jobs.feed.say(RequestStarted(self.id, time.monotonic(), self._kind, prompt_tokens))
+        jobs.feed.say(
+            RequestStarted(self.id, time.monotonic(), self._kind, prompt_tokens, request_id=REQUEST_ID.get())
+        )
         jobs.admission.ready(self.turn)
         await self._started.wait()
         end: _End[T] | None = None

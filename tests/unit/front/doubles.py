@@ -18,6 +18,7 @@ from supervisor.routes.loading import Routes
 from supervisor.routes.parts import Parts
 from supervisor.settings import ModelSettings, ServerSettings, Settings
 from supervisor.telemetry.events import Events
+from supervisor.telemetry.tally import Tally
 from supervisor.workers.exits import Exit
 from supervisor.workers.upstream import Upstream
 from supervisor.workers.view import EngineView, SupervisorView, WorkerView
@@ -176,7 +177,7 @@ async def supervised(
         async def refresh() -> None:
             catalog.refresh()
 
-        events = Events()
+        events, tally = Events(), Tally()
         downloads = Downloads(events, refresh=refresh, command=downloader)
         stack.push_async_callback(downloads.close)
         routes = Routes(
@@ -191,9 +192,10 @@ async def supervised(
                 refresh,
                 Settings,
                 events,
+                tally,
             )
         )
-        front = Front(settings=settings, catalog=catalog, pool=pool, routes=routes.public)
+        front = Front(settings=settings, catalog=catalog, pool=pool, routes=routes.public, tally=tally)
         public = HttpServer(front, [listener], keep_alive_s=keep_alive_s, limits=limits)
         private = HttpServer(routes.control, [control_listener], keep_alive_s=keep_alive_s)
         await public.start()

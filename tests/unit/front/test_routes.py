@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -145,3 +146,39 @@ def test_starting_imports_nothing_that_can_wait() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & late
+
+
+async def test_metrics_are_readable_by_prometheus(tmp_path: Path) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        here.pool.states = {"fake": "ready"}
+        chat = b'{"model": "alias", "messages": []}'
+        assert (await wire.ask("/v1/chat/completions", chat)).status == 200
+        assert (await wire.ask("/v1/chat/completions", b'{"model": "n\\"o", "messages": []}')).status == 404
+        assert (await wire.ask("/made/up")).status == 404
+        answer = await wire.ask("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = {family.name: family for family in text_string_to_metric_families(answer.body.decode())}
+    counted = {
+        (sample.labels["route"], sample.labels["model"], sample.labels["status"]): sample.value
+        for sample in families["mlx_supervisor_requests"].samples
+    }
+    assert counted == {
+        ("/v1/chat/completions", "fake", "200"): 1,
+        ("/v1/chat/completions", "", "404"): 1,
+        ("other", "", "404"): 1,
+    }
+    states = families["mlx_supervisor_worker_state"].samples
+    assert [sample.labels["state"] for sample in states if sample.value == 1] == ["ready"]
+
+
+async def test_the_dashboard_shows_metrics_that_are_there(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        text = (await wire.ask("/metrics")).body.decode()
+    named = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    dashboard = (Path(__file__).parents[3] / "deploy" / "grafana.json").read_text()
+    for panel in json.loads(dashboard)["panels"]:
+        for target in panel["targets"]:
+            for name in re.findall(r"mlx_supervisor_\w+", target["expr"]):
+                assert {name, re.sub("_(bucket|count|sum)$", "", name)} & named, name
