@@ -64,6 +64,27 @@ class Slots(Protocol):
     def slot(self, entry: ModelEntry, *, after: int = 0) -> AbstractAsyncContextManager[Slot]: ...
 
 
+class Wanted(NamedTuple):
+    """What a body asks for: `body` is as its model's worker gets it."""
+
+    entry: ModelEntry
+    body: bytes
+    stream: bool
+
+
+class Witness(Protocol):
+    """Hears a good answer as the client gets it, right before it does."""
+
+    def heard(self, data: bytes) -> None:
+        """Whole events, or a piece of a body."""
+
+    def ended(self) -> None:
+        """That was all of it."""
+
+    def cut(self, error: PublicError) -> bytes:
+        """The worker failed in the middle. Returns the event that tells the client."""
+
+
 class Forwarded(NamedTuple):
     """A request that goes to a worker. `fields` are the client's headers by name, always with `x-request-id`;
     `extra` are headers that the answer carries besides the worker's."""
@@ -78,6 +99,9 @@ class Forwarded(NamedTuple):
     extra: Sequence[tuple[bytes, bytes]] = ()
     ping: Ping | None = None
     """Keeps the answer alive, if a stream is asked for."""
+    told: Sequence[tuple[bytes, bytes]] = ()
+    """Headers of our own for the worker."""
+    witness: Witness | None = None
 
 
 async def forward(request: Forwarded, pool: Slots) -> None:
@@ -93,11 +117,15 @@ async def forward(request: Forwarded, pool: Slots) -> None:
         if not request.exchange.started:
             raise
         # There were pings already.
-        request.exchange.finish(error.frame(request.api, request.fields[b"x-request-id"].decode()))
+        if request.witness is not None:
+            request.exchange.finish(request.witness.cut(error))
+        else:
+            request.exchange.finish(error.frame(request.api, request.fields[b"x-request-id"].decode()))
 
 
 async def _forward(request: Forwarded, pool: Slots) -> None:
     headers = [(name, request.fields[name]) for name in PASSED_ON if name in request.fields]
+    headers += request.told
     answer = _Answer(request)
     failed = 0
     with request.exchange.while_connected():
@@ -131,6 +159,8 @@ class _Answer:
         self._is_events = False
         self._in_event = False
         self._held = b""
+        self._witness: Witness | None = None
+        self._watching = request.witness
 
     async def pass_on(self, response: UpstreamResponse) -> None:
         """Raises UpstreamError when the worker's answer is cut."""
@@ -143,6 +173,7 @@ class _Answer:
                 headers.append(header)
         headers += self._extra
         exchange = self._exchange
+        self._witness = self._watching if response.status == 200 else None
         if self._is_events:
             self.began = True
             # Else it began with a ping, and the same headers.
@@ -159,9 +190,16 @@ class _Answer:
             else:
                 self.began = True
                 exchange.begin(response.status, headers)
-                exchange.write(first)
-                await response.pipe(exchange.write)
+                self._write(first)
+                await response.pipe(self._write)
+        if self._witness is not None:
+            self._witness.ended()
         exchange.finish(self._held)
+
+    def _write(self, data: bytes) -> asyncio.Future[None] | None:
+        if self._witness is not None:
+            self._witness.heard(data)
+        return self._exchange.write(data)
 
     def _pass_on_events(self, chunk: bytes) -> asyncio.Future[None] | None:
         """Send whole events, and keep what has come of the next one."""
@@ -171,18 +209,23 @@ class _Answer:
             end = chunk.rfind(_EVENT_END) + len(_EVENT_END)
             if len(chunk) - end > _MAX_HELD_BYTES:
                 self._in_event = True
-                return self._exchange.write(chunk)
+                return self._write(chunk)
             self._held = chunk[end:] if end >= len(_EVENT_END) else chunk
             chunk = chunk[: len(chunk) - len(self._held)]
             if not chunk:
                 return None
         self._in_event = False
-        return self._exchange.write(chunk)
+        return self._write(chunk)
 
     def cut(self, error: PublicError) -> None:
         """The worker failed in the middle: the client must not take what it has for all there is."""
         if not self._is_events:
+            if self._witness is not None:
+                self._witness.cut(error)
             self._exchange.abort()
             return
-        frame = error.frame(self._api, self._request_id)
+        if self._witness is None:
+            frame = error.frame(self._api, self._request_id)
+        else:
+            frame = self._witness.cut(error)
         self._exchange.finish(_EVENT_END + frame if self._in_event else frame)

@@ -27,8 +27,10 @@ from supervisor.catalog.machine import detect
 from supervisor.catalog.starter import STARTER_ID, STARTER_PACKAGE, find_starter
 from supervisor.database import Database, DatabaseError
 from supervisor.front.app import Front
+from supervisor.front.wanted import wanted_of
 from supervisor.home import Home, HomeError
 from supervisor.http.server import HttpServer
+from supervisor.responses.app import Responses
 from supervisor.routes.loading import Routes
 from supervisor.routes.parts import Parts
 from supervisor.settings import Settings, SettingsError, StartOptions, load_settings
@@ -121,6 +123,13 @@ class Supervisor:
         )
         self._scanning = asyncio.Lock()
         self._downloads = Downloads(events, refresh=self._refresh)
+        self._responses = Responses(
+            database=self._database,
+            settings=settings.history,
+            pool=self._pool,
+            server=settings.server,
+            wanted=lambda body: wanted_of(body, self._catalog),
+        )
         self._stop_asked = asyncio.Event()
         self._cut_short = asyncio.Event()
 
@@ -149,6 +158,7 @@ class Supervisor:
             settings=self._settings,
             catalog=self._catalog,
             pool=self._pool,
+            responses=self._responses,
             routes=routes.public,
             tally=self._tally,
         )
@@ -165,7 +175,7 @@ class Supervisor:
                 self._check_named()
                 for server in servers:
                     await server.start()
-                await self._recall_footprints()
+                await self._recall()
                 await self._pool.start()
                 routes.load()
                 self._greet(url)
@@ -175,6 +185,7 @@ class Supervisor:
             self._events.emit("supervisor.stopping", open_responses=servers[0].open_responses)
             await self._downloads.close()
             await self._end_workers()
+            await self._responses.close()
             # Whoever watches events has seen all there was; their streams end before the servers do.
             self._events.emit("workers.gone")
             cut = sum([await server.stop(grace_s=FAREWELL_S) for server in servers])
@@ -250,9 +261,10 @@ class Supervisor:
         self._events.emit("model.imported", model=model.id, weights_bytes=model.weights_bytes)
         self._catalog.refresh()
 
-    async def _recall_footprints(self) -> None:
+    async def _recall(self) -> None:
         try:
             await self._costs.load()
+            await self._responses.start()
         except DatabaseError as error:
             self._events.emit("database.trouble", level="warning", reason=str(error))
 

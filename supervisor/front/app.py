@@ -11,11 +11,14 @@ import msgspec
 from shared.errors import Api, PublicError
 from supervisor.catalog.catalog import Catalog
 from supervisor.front.access import Access, Fields, Headers, fields_of, preflight
-from supervisor.front.body import open_envelope, read_body, with_fields
+from supervisor.front.body import read_body
 from supervisor.front.request_ids import HEADER, headers_for, request_id
+from supervisor.front.wanted import wanted_of
 from supervisor.http.exchange import AsgiApp, ClientGone, Exchange, Message, send_answer, send_error
 from supervisor.pings import ping_for
 from supervisor.relay import FORWARDED, Forwarded, Slots, forward
+from supervisor.responses.app import Asked, Responses
+from supervisor.responses.paths import is_ours
 from supervisor.routes.health import health_of
 from supervisor.routes.parts import Residents
 from supervisor.routes.refusals import method_not_allowed, not_found
@@ -37,16 +40,24 @@ class Workers(Slots, Residents, Protocol):
 
 
 class Front:
-    """`routes` answers what no worker does."""
+    """`responses` answers for the history, `routes` what else no worker does."""
 
     def __init__(
-        self, *, settings: Settings, catalog: Catalog, pool: Workers, routes: AsgiApp, tally: Tally
+        self,
+        *,
+        settings: Settings,
+        catalog: Catalog,
+        pool: Workers,
+        responses: Responses,
+        routes: AsgiApp,
+        tally: Tally,
     ) -> None:
         self._access = Access(settings.server)
         self._server = settings.server
         self._max_body_bytes = settings.server.max_body_bytes
         self._catalog = catalog
         self._pool = pool
+        self._responses = responses
         self._routes = routes
         self._tally = tally
 
@@ -99,6 +110,9 @@ class Front:
         if _is_preflight(scope["method"], fields):
             await send_answer(send, 204, preflight(fields, "GET, POST, DELETE"), b"")
             return
+        if is_ours(path):
+            await self._respond(scope, fields, labels, receive)
+            return
         if b"content-length" in fields or b"transfer-encoding" in fields:
             body = await read_body(receive, fields.get(b"content-length"), max_bytes=MAX_CONTROL_BODY_BYTES)
             receive = _Replayed(body, receive)
@@ -113,16 +127,34 @@ class Front:
         body = msgspec.json.encode(health_of(self._pool.engine()))
         await send_answer(send, 200, [(b"content-type", b"application/json")], body)
 
+    async def _respond(self, scope: Any, fields: Fields, labels: Headers, receive: Any) -> None:
+        body = await read_body(receive, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
+
+        def found(model: str) -> None:
+            scope[MODEL] = model
+
+        await self._responses(
+            Asked(
+                Exchange.of(scope),
+                scope["method"],
+                scope["raw_path"],
+                scope["query_string"],
+                fields,
+                body,
+                labels,
+                found,
+            )
+        )
+
     async def _forward(self, scope: Any, fields: Fields, labels: Headers, receive: Any, api: Api) -> None:
         body = await read_body(receive, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
-        envelope = open_envelope(body)
-        entry = self._catalog.resolve(envelope.model)
-        scope[MODEL] = entry.id
-        if entry.settings.set or entry.settings.strip:
-            body = with_fields(body, entry.settings.set, entry.settings.strip)
+        wanted = wanted_of(body, self._catalog)
+        scope[MODEL] = wanted.entry.id
         path: bytes = scope["raw_path"]
-        ping = ping_for(path, entry.id, self._server) if envelope.stream else None
-        request = Forwarded(Exchange.of(scope), entry, api, scope["method"], path, fields, body, labels, ping)
+        ping = ping_for(path, wanted.entry.id, self._server) if wanted.stream else None
+        request = Forwarded(
+            Exchange.of(scope), wanted.entry, api, scope["method"], path, fields, wanted.body, labels, ping
+        )
         await forward(request, self._pool)
 
 

@@ -9,11 +9,13 @@ from fastapi import APIRouter, Request
 from shared import __version__
 from supervisor.catalog.catalog import ModelEntry
 from supervisor.relay import FORWARDED
+from supervisor.responses.paths import ROUTES as RESPONSES
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import READ, Json
 
 ROUTES = (
     *sorted(f"POST {path.decode()}" for path in FORWARDED),
+    *RESPONSES,
     "GET /v1/models",
     "GET /v1/models/{id}",
     "GET /health",

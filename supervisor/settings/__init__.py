@@ -3,6 +3,7 @@
 from supervisor.settings.loading import load_settings
 from supervisor.settings.model import (
     CatalogSettings,
+    HistorySettings,
     LogSettings,
     MemorySettings,
     ModelSettings,
@@ -16,6 +17,7 @@ from supervisor.settings.model import (
 
 __all__ = [
     "CatalogSettings",
+    "HistorySettings",
     "LogSettings",
     "MemorySettings",
     "ModelSettings",

@@ -11,6 +11,7 @@ from shared.launch import Effort
 from shared.sizes import parse_duration, parse_size
 from supervisor.settings.model import (
     CatalogSettings,
+    HistorySettings,
     LogSettings,
     MemorySettings,
     ModelSettings,
@@ -315,6 +316,7 @@ TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "catalog": CatalogSettings,
     "watch": WatchSettings,
     "log": LogSettings,
+    "history": HistorySettings,
     "defaults": ModelSettings,
 }
 """The tables that are always there; each `[models."ID"]` is a ModelSettings too."""

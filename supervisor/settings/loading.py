@@ -21,6 +21,7 @@ from supervisor.settings.keys import (
 from supervisor.settings.lines import KeyPath, key_lines, line_of
 from supervisor.settings.model import (
     CatalogSettings,
+    HistorySettings,
     LogSettings,
     MemorySettings,
     ModelSettings,
@@ -188,6 +189,7 @@ class _Loader:
             catalog=self._build(CatalogSettings(), ("catalog",)),
             watch=self._build(WatchSettings(), ("watch",)),
             log=self._build(LogSettings(), ("log",)),
+            history=self._build(HistorySettings(), ("history",)),
             defaults=defaults,
             models=models,
             preload=tuple(dict.fromkeys(named.get(name, name) for name in preload)),

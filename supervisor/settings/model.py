@@ -237,6 +237,29 @@ class LogSettings(msgspec.Struct, frozen=True, rename={"max_size_bytes": "max_si
         return LogLimits(self.max_size_bytes, self.keep)
 
 
+class HistorySettings(msgspec.Struct, frozen=True, rename={"keep_s": "keep", "max_bytes": "max_size"}):
+    """What is kept of responses and conversations: `[history]`."""
+
+    keep_s: Annotated[
+        float,
+        Meta(
+            description="What nobody used for so long is forgotten.",
+            ge=60,
+            le=100 * YEAR_S,
+            extra=DURATION_OR_NEVER,
+        ),
+    ] = 30 * 86400.0
+    max_bytes: Annotated[
+        int,
+        Meta(
+            description="All of it together takes no more; what was used least recently goes first.",
+            ge=2**16,
+            le=2**50,
+            extra=SIZE,
+        ),
+    ] = 2**30
+
+
 class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_unload"}):
     """One model: `[models."ID"]` over `[defaults]`."""
 
@@ -376,6 +399,7 @@ class Settings(msgspec.Struct, frozen=True):
     catalog: CatalogSettings = CatalogSettings()
     watch: WatchSettings = WatchSettings()
     log: LogSettings = LogSettings()
+    history: HistorySettings = HistorySettings()
     defaults: ModelSettings = ModelSettings()
     models: Mapping[str, ModelSettings] = {}
     preload: tuple[str, ...] = ()

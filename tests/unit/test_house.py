@@ -19,6 +19,7 @@ SUPERVISOR_FLOORS = (
     ("server",),
     ("front",),
     ("routes",),
+    ("responses",),
     ("relay",),
     ("pings",),
     ("workers",),

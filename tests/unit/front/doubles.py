@@ -10,10 +10,13 @@ from pathlib import Path
 from shared.errors import PublicError
 from supervisor.catalog.catalog import Catalog, ModelEntry
 from supervisor.catalog.downloads import Downloads
+from supervisor.database import Database
 from supervisor.front.app import Front
+from supervisor.front.wanted import wanted_of
 from supervisor.home import Home
 from supervisor.http.reader import Limits
 from supervisor.http.server import HttpServer
+from supervisor.responses.app import Responses
 from supervisor.routes.loading import Routes
 from supervisor.routes.parts import Parts
 from supervisor.settings import ModelSettings, ServerSettings, Settings
@@ -195,7 +198,22 @@ async def supervised(
                 tally,
             )
         )
-        front = Front(settings=settings, catalog=catalog, pool=pool, routes=routes.public, tally=tally)
+        database = Database(home.state_db)
+        responses = Responses(
+            database=database,
+            settings=settings.history,
+            pool=pool,
+            server=settings.server,
+            wanted=lambda body: wanted_of(body, catalog),
+        )
+        front = Front(
+            settings=settings,
+            catalog=catalog,
+            pool=pool,
+            responses=responses,
+            routes=routes.public,
+            tally=tally,
+        )
         public = HttpServer(front, [listener], keep_alive_s=keep_alive_s, limits=limits)
         private = HttpServer(routes.control, [control_listener], keep_alive_s=keep_alive_s)
         await public.start()
@@ -204,9 +222,11 @@ async def supervised(
         try:
             yield Supervised(address, str(control), pool, public, stopped, requests, events)
         finally:
+            await responses.close()
             await public.stop(grace_s=0.1)
             await private.stop(grace_s=0.1)
             await routes.close()
+            await database.close()
 
 
 _MODELS = (("fake", "alias"), ("org/fake", "other"))

@@ -1,0 +1,61 @@
+"""Having a response answered when no client's connection leads to the worker: in the background, and over
+WebSocket."""
+
+from collections.abc import Awaitable, Callable
+
+import orjson
+
+from shared.errors import PublicError
+from supervisor.relay import Slots
+from supervisor.responses.transcript import Transcript
+from supervisor.responses.turns import Resolved
+from supervisor.workers.upstream import UpstreamError, UpstreamResponse
+
+Hear = Callable[[list[bytes]], Awaitable[None]]
+
+_JSON = (b"content-type", b"application/json")
+
+
+async def answer(
+    request: Resolved,
+    pool: Slots,
+    transcript: Transcript,
+    hear: Hear,
+    *,
+    announced: int = 0,
+) -> None:
+    """Give `hear` the events as they come, the last one included, whatever becomes of the worker.
+
+    A worker that dies before its first event is replaced once. Raises PublicError when nothing was heard.
+    """
+    headers = (_JSON, request.header(announced=announced))
+    body = request.body(stream=True)
+    failed = 0
+    heard = False
+    while True:
+        async with pool.slot(request.entry, after=failed) as slot:
+            try:
+                async with await slot.upstream.request("POST", b"/v1/responses", headers, body) as response:
+                    if response.status != 200:
+                        raise await refusal(response)
+                    async for data in response:
+                        events = transcript.feed(data)
+                        heard = heard or bool(events)
+                        if events:
+                            await hear(events)
+                return
+            except UpstreamError as error:
+                if transcript.ended:
+                    return
+                if heard:
+                    await hear([transcript.fail(await slot.failure())])
+                    return
+                if failed:
+                    raise await slot.failure() from error
+                failed = slot.generation
+
+
+async def refusal(response: UpstreamResponse) -> PublicError:
+    """The error that a worker answered. Raises UpstreamError when its answer was cut."""
+    told = orjson.loads(await response.read())["error"]
+    return PublicError(response.status, told["code"], told["message"], param=told.get("param"))

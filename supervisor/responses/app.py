@@ -1,0 +1,293 @@
+"""`/v1/responses` and `/v1/conversations`: what of them is not just passed on to a worker.
+
+Source: OpenAI's API reference, "Responses" and "Conversations".
+"""
+
+import urllib.parse
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from shared import sse
+from shared.errors import Api, PublicError, invalid
+from shared.responses.answer import Response
+from shared.responses.asked import parse_asked
+from supervisor.database import Database, DatabaseError
+from supervisor.history.conversations import Conversations
+from supervisor.history.history import History
+from supervisor.history.kept import Kept
+from supervisor.http.exchange import Exchange
+from supervisor.pings import ping_for
+from supervisor.relay import Forwarded, Slots, Wanted, forward
+from supervisor.responses.background import Background, replay
+from supervisor.responses.condensing import compacted, fitted
+from supervisor.responses.conversing import Conversing
+from supervisor.responses.queries import Query
+from supervisor.responses.recorder import Recorder
+from supervisor.responses.turns import Resolved, resolve
+from supervisor.settings import HistorySettings, ServerSettings
+
+_JSON: Final = (b"content-type", b"application/json")
+_MAX_SEQUENCE: Final = 10**12
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A request as the front hands it over. `labels` are headers that the answer carries."""
+
+    exchange: Exchange
+    method: str
+    path: bytes
+    query: bytes
+    fields: Mapping[bytes, bytes]
+    body: bytes
+    labels: Sequence[tuple[bytes, bytes]]
+    found: Callable[[str], None]
+    """Told the id of the model, once it is known."""
+
+
+class Responses:
+    """The routes. `wanted` finds the model that a body names, or raises PublicError."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        settings: HistorySettings,
+        server: ServerSettings,
+        pool: Slots,
+        wanted: Callable[[bytes], Wanted],
+    ) -> None:
+        self.history = History(database, settings)
+        self.background = Background(self.history, pool)
+        self._conversing = Conversing(Conversations(database), self.history)
+        self._pool = pool
+        self._server = server
+        self._wanted = wanted
+
+    async def start(self) -> None:
+        """Look after what an earlier supervisor kept. Raises DatabaseError."""
+        await self.history.start()
+
+    async def close(self) -> None:
+        """Let go of what is under way; the workers have been ended."""
+        await self.background.close()
+
+    async def __call__(self, asked: Asked) -> None:
+        """Raises PublicError when nothing went out, and ClientGone."""
+        try:
+            await self._dispatch(asked)
+        except DatabaseError as error:
+            raise PublicError(
+                503,
+                "history_unavailable",
+                f"What is kept of responses can't be read or written now: {error}. "
+                "Requests with `store: false` and their whole input do without.",
+            ) from error
+
+    async def _dispatch(self, asked: Asked) -> None:
+        # ["v1", "responses", ...]
+        names = [urllib.parse.unquote(name.decode("latin-1")) for name in asked.path.split(b"/")[1:]]
+        query = Query(asked.query)
+        method = "GET" if asked.method == "HEAD" else asked.method
+        conversing = self._conversing
+        match names[1:]:
+            case ["responses"]:
+                _only(method, "POST")
+                await self._create(asked)
+            case ["responses", "input_tokens"]:
+                _only(method, "POST")
+                await self._count(asked)
+            case ["responses", "compact"]:
+                _only(method, "POST")
+                _reply(asked, await self._compact(asked))
+            case ["responses", name] if name:
+                _only(method, "GET", "DELETE")
+                if method == "DELETE":
+                    _reply(asked, await self._delete(name))
+                else:
+                    await self._get(asked, name, query)
+            case ["responses", name, "cancel"] if name:
+                _only(method, "POST")
+                _reply(asked, await self._cancel(name))
+            case ["responses", name, "input_items"] if name:
+                _only(method, "GET")
+                page = await self.history.input_items(name, query.paging())
+                if page is None:
+                    raise unknown(name)
+                _reply(asked, page.shown())
+            case ["conversations"]:
+                _only(method, "POST")
+                _reply(asked, await conversing.create(asked.body))
+            case ["conversations", name] if name:
+                _only(method, "GET", "POST", "DELETE")
+                match method:
+                    case "GET":
+                        _reply(asked, await conversing.get(name))
+                    case "POST":
+                        _reply(asked, await conversing.update(name, asked.body))
+                    case "DELETE":
+                        _reply(asked, await conversing.delete(name))
+            case ["conversations", name, "items"] if name:
+                _only(method, "GET", "POST")
+                if method == "GET":
+                    _reply(asked, await conversing.list_items(name, query))
+                else:
+                    _reply(asked, await conversing.add_items(name, asked.body))
+            case ["conversations", name, "items", item] if name and item:
+                _only(method, "GET", "DELETE")
+                if method == "GET":
+                    _reply(asked, await conversing.get_item(name, item))
+                else:
+                    _reply(asked, await conversing.delete_item(name, item))
+            case _:
+                raise PublicError(404, "not_found", "There is nothing at this path.")
+
+    async def resolved(self, asked: Asked) -> Resolved:
+        """The request with all that it refers to. Raises PublicError."""
+        wanted = self._wanted(asked.body)
+        asked.found(wanted.entry.id)
+        return await resolve(parse_asked(wanted.body), wanted, self.history)
+
+    async def _create(self, asked: Asked) -> None:
+        request = await self.resolved(asked)
+        with asked.exchange.while_connected():
+            if request.asked.truncation == "auto":
+                request = await fitted(request, self._pool)
+        if request.asked.background:
+            run = await self.background.begin(request)
+            if request.asked.stream:
+                await _follow(asked, run.follow())
+            else:
+                _reply(asked, run.response)
+            return
+        recorder = Recorder(request, self.history)
+        try:
+            await forward(self._forwarded(asked, request, b"/v1/responses", recorder), self._pool)
+        finally:
+            recorder.left()
+
+    async def _count(self, asked: Asked) -> None:
+        request = await self.resolved(asked)
+        await forward(self._forwarded(asked, request, asked.path, None), self._pool)
+
+    def _forwarded(
+        self, asked: Asked, request: Resolved, path: bytes, recorder: Recorder | None
+    ) -> Forwarded:
+        return Forwarded(
+            asked.exchange,
+            request.entry,
+            Api.OPENAI,
+            "POST",
+            path,
+            asked.fields,
+            request.body(),
+            asked.labels,
+            ping_for(path, request.entry.id, self._server) if request.asked.stream else None,
+            told=(request.header(),),
+            witness=recorder,
+        )
+
+    async def _compact(self, asked: Asked) -> Response:
+        request = await self.resolved(asked)
+        items = [*request.before, *request.input]
+        with asked.exchange.while_connected():
+            return await compacted(items, request.entry, self._pool, instructions=request.asked.instructions)
+
+    async def _get(self, asked: Asked, name: str, query: Query) -> None:
+        after = query.whole("starting_after", 0, _MAX_SEQUENCE)
+        streaming = query.switch("stream")
+        query.switch("include_obfuscation")
+        if after is not None and not streaming:
+            raise invalid("`starting_after` is for `stream=true`.", param="starting_after")
+        run = self.background.get(name)
+        if run is not None:
+            if streaming and not run.streamed:
+                raise _not_streamed()
+            if streaming:
+                await _follow(asked, run.follow(-1 if after is None else after))
+            else:
+                _reply(asked, run.response)
+            return
+        kept = await self._kept(name)
+        if not streaming:
+            _reply(asked, kept.response)
+            return
+        if not kept.streamed:
+            raise _not_streamed()
+        data = replay(kept.response, kept.events, -1 if after is None else after)
+        _begin_events(asked)
+        asked.exchange.finish(data + sse.DONE)
+
+    async def _delete(self, name: str) -> Any:
+        if (run := self.background.get(name)) is not None:
+            await run.cancel()
+        if not await self.history.delete_response(name):
+            raise unknown(name)
+        return {"id": name, "object": "response", "deleted": True}
+
+    async def _cancel(self, name: str) -> Response:
+        run = self.background.get(name)
+        if run is not None and not run.over:
+            return await run.cancel()
+        kept = await self._kept(name)
+        if not kept.background:
+            raise invalid("Only a response with `background: true` can be cancelled.", param="response_id")
+        status = kept.response["status"]
+        if status != "cancelled":
+            raise PublicError(
+                400, "response_ended", f"The response is {status} already.", param="response_id"
+            )
+        return kept.response
+
+    async def _kept(self, name: str) -> Kept:
+        if (run := self.background.get(name)) is not None and run.over:
+            await run.wait()
+        kept = await self.history.response(name)
+        if kept is None:
+            raise unknown(name)
+        return kept
+
+
+def unknown(name: str) -> PublicError:
+    """404 for a response that is not kept."""
+    return PublicError(404, "response_not_found", f"Response with id '{name[:80]}' not found.")
+
+
+def _not_streamed() -> PublicError:
+    return invalid(
+        "Only a response that was created with `background: true` and `stream: true` can be streamed again.",
+        param="stream",
+    )
+
+
+def _only(method: str, *allowed: str) -> None:
+    if method not in allowed:
+        allow = ", ".join(allowed)
+        raise PublicError(
+            405,
+            "method_not_allowed",
+            f"This path takes {allow} only.",
+            headers=((b"allow", allow.encode()),),
+        )
+
+
+def _reply(asked: Asked, body: Any) -> None:
+    data = msgspec.json.encode(body)
+    exchange = asked.exchange
+    exchange.begin(200, [_JSON, *asked.labels, (b"content-length", b"%d" % len(data))])
+    exchange.finish(b"" if asked.method == "HEAD" else data)
+
+
+def _begin_events(asked: Asked) -> None:
+    asked.exchange.begin(200, [*sse.HEADERS, *asked.labels])
+
+
+async def _follow(asked: Asked, events: AsyncIterator[bytes]) -> None:
+    exchange = asked.exchange
+    with exchange.while_connected():
+        _begin_events(asked)
+        async for data in events:
+            if (blocked := exchange.write(data)) is not None:
+                await blocked
+        exchange.finish(sse.DONE)

@@ -1,0 +1,162 @@
+"""Responses that are answered while nobody waits: asked for again and again, or followed from anywhere.
+
+Source: OpenAI's guide, "Background mode".
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from shared import sse
+from shared.errors import PublicError
+from shared.responses.answer import Response, lifecycle_event
+from supervisor.history.history import INTERRUPTED, History
+from supervisor.relay import Slots
+from supervisor.responses.answering import answer
+from supervisor.responses.transcript import EVENT_END, Transcript
+from supervisor.responses.turns import Resolved
+
+_ANNOUNCED: Final = 2
+"""Events before the worker's first: created and queued."""
+_PING_S: Final = 15.0
+
+
+class Background:
+    """Owns the tasks."""
+
+    def __init__(self, history: History, pool: Slots) -> None:
+        self._history = history
+        self._pool = pool
+        self._running: dict[str, Run] = {}
+
+    async def begin(self, request: Resolved) -> "Run":
+        """Line it up; it is kept from here on. Raises DatabaseError."""
+        run = Run(request, self._history, self._pool)
+        await self._history.keep_now(run.response, request.turn(background=True))
+        self._running[request.context.id] = run
+        run.start(lambda: self._running.pop(request.context.id, None))
+        return run
+
+    def get(self, response_id: str) -> "Run | None":
+        """One that is under way."""
+        return self._running.get(response_id)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def close(self) -> None:
+        """Wait for what is under way; its workers have been ended, so it is over soon."""
+        runs = list(self._running.values())
+        for run in runs:
+            run.interrupt(PublicError(503, "stopping", INTERRUPTED))
+        for run in runs:
+            await run.wait()
+
+
+class Run:
+    """One response under way, and its events so far."""
+
+    def __init__(self, request: Resolved, history: History, pool: Slots) -> None:
+        self._request = request
+        self._history = history
+        self._pool = pool
+        queued = request.announced("queued")
+        self._events = [
+            lifecycle_event("response.created", queued, 0),
+            lifecycle_event("response.queued", queued, 1),
+        ]
+        self._transcript = Transcript(queued, _ANNOUNCED - 1)
+        self._more = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._why: PublicError | None = None
+
+    @property
+    def response(self) -> Response:
+        """As far as it has come."""
+        response = self._transcript.response
+        assert response is not None
+        begun = response["status"] == "queued" and len(self._events) > _ANNOUNCED
+        return {**response, "status": "in_progress"} if begun else response
+
+    @property
+    def over(self) -> bool:
+        """Its last event is there, though it may not be kept yet."""
+        return self._transcript.ended
+
+    @property
+    def streamed(self) -> bool:
+        return bool(self._request.asked.stream)
+
+    def start(self, over: Callable[[], object]) -> None:
+        """Begin; `over` is called when it is over and kept."""
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(over), name=f"background {self._request.context.id}"
+        )
+
+    async def follow(self, after: int = -1) -> AsyncIterator[bytes]:
+        """The events with a higher number than `after`, to the last one, and pings while there are none."""
+        position = after + 1
+        while True:
+            more, events = self._more, self._events[position:]
+            if events:
+                position += len(events)
+                yield b"".join(events)
+            elif self._transcript.ended:
+                return
+            else:
+                try:
+                    async with asyncio.timeout(_PING_S):
+                        await more.wait()
+                except TimeoutError:
+                    yield sse.PING
+
+    async def cancel(self) -> Response:
+        """Stop it. Returns the response as it is kept."""
+        self.interrupt(None)
+        await self.wait()
+        return self.response
+
+    def interrupt(self, why: PublicError | None) -> None:
+        """Stop it: by the client's wish, or as a failure."""
+        self._why = why
+        if self._task is not None:
+            self._task.cancel()
+
+    async def wait(self) -> None:
+        """Until it is over and kept."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self, over: Callable[[], object]) -> None:
+        transcript = self._transcript
+        try:
+            await answer(self._request, self._pool, transcript, self._hear, announced=_ANNOUNCED)
+        except PublicError as error:
+            await self._hear([transcript.fail(error)])
+        except asyncio.CancelledError:
+            # Only `interrupt` cancels it; the task ends here either way.
+            if not transcript.ended:
+                await self._hear([transcript.stop() if self._why is None else transcript.fail(self._why)])
+        finally:
+            events = b"".join(self._events) if self.streamed else None
+            self._history.keep(self.response, self._request.turn(background=True), events=events)
+            over()
+
+    async def _hear(self, events: list[bytes]) -> None:
+        self._events += [event for event in events if event.startswith(b"event: ")]
+        self._more.set()
+        self._more = asyncio.Event()
+
+
+def replay(response: Response, events: bytes | None, after: int) -> bytes:
+    """The events of a response that is over, with a higher number than `after`; always with its last one.
+
+    Those of a response that a stop of the server interrupted are lost but for what it was in the end.
+    """
+    if events:
+        kept = [event + EVENT_END for event in events.split(EVENT_END) if event]
+        return b"".join(kept[after + 1 :])
+    name = "incomplete" if response["status"] == "incomplete" else "failed"
+    if response["status"] == "completed":
+        name = "completed"
+    return lifecycle_event(f"response.{name}", response, max(after + 1, _ANNOUNCED))
