@@ -69,7 +69,11 @@ class Guide:
         dialect = self.dialect
         if dialect is None:
             return None
-        return dialect.splitter(self.request.tools, thinking=dialect.thinks_after(prompt_end))
+        return dialect.splitter(
+            self.request.tools,
+            forced=self.request.calls == "required",
+            thinking=dialect.thinks_after(prompt_end),
+        )
 
 
 class Guides:

@@ -1,5 +1,6 @@
 """Structured output and forced calls: specifications to compiled grammars to the controls of rows."""
 
+import re
 from typing import Final
 
 import msgspec
@@ -19,6 +20,8 @@ from worker.text.thinking_gate import Gate
 # longer messages quote the parser's state, which is nothing for a client.
 _LIMITS: Final = LLParserLimits(verbose_errors=False, max_grammar_size=200_000)
 _REASON_LENGTH: Final = 400
+_PICTURE: Final = re.compile(r"\n\s*\d*\s*\|")
+_POSITION: Final = re.compile(r"^at \d+\(\d+\): ")
 
 
 class Compiled:
@@ -78,6 +81,9 @@ def _compiled(spec: Spec, vocabulary: Vocabulary, *, lenient: bool) -> Compiled:
 
 def _refused(spec: Spec, reason: str) -> PublicError:
     kind = {"json_schema": "schema", "json_object": "schema", "calls": "tools", "regex": "regular expression"}
+    if spec.kind != "grammar":
+        # The rest is a picture of the grammar that was made of it, which nobody has written.
+        reason = _POSITION.sub("", _PICTURE.split(reason, maxsplit=1)[0])
     line = " ".join(reason.split())[:_REASON_LENGTH].rstrip(".")
     code = "invalid_schema" if spec.kind in ("json_schema", "json_object") else "invalid_grammar"
     noun = kind.get(spec.kind, spec.kind)

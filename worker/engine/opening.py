@@ -1,5 +1,7 @@
 """Makes the batch of a loaded model and lets it generate for the first time. Runs on the engine's thread."""
 
+from mlx_lm.utils import maybe_set_recommended_wired_limit
+
 from shared.launch import Options
 from worker.engine.batch import Batch, logits_width
 from worker.engine.draft import Draft
@@ -29,6 +31,8 @@ def open_engine(
     if model.writes:
         return open_batch(model, options, prompts)
     assert embedder is not None
+    # Where there are rows, mlx-lm's batch does it: what the GPU works with is not paged out.
+    maybe_set_recommended_wired_limit()
     for _ in embedder.embed([[0, 0, 0, 0]]):
         pass
     return None

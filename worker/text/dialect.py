@@ -122,10 +122,12 @@ class Dialect:
         tools: Sequence[Mapping[str, Any]] = (),
         *,
         calls: bool = True,
+        forced: bool = False,
         thinking: bool = False,
         new_id: Callable[[], str] | None = None,
     ) -> "Splitter":
-        """For one reply. `tools` are the request's; without `calls` their markup is content.
+        """For one reply. `tools` are the request's; without `calls` their markup is content, and with
+        `forced` a grammar makes the reply calls.
 
         `thinking` says that the prompt ends inside an open block. `new_id` makes the ids of calls that the
         model gives none, in place of the family's own.
@@ -137,6 +139,7 @@ class Dialect:
             new_id or family.new_id,
             marks=self._marks,
             interrupts=family.begins,
+            forced=forced,
         )
         return Splitter(self.sentinels, family, reader, thinking=thinking and self.thinking is not None)
 

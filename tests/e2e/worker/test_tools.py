@@ -114,6 +114,13 @@ async def test_a_call_that_the_token_limit_cuts_is_length() -> None:
     assert streamed["arguments"].startswith('{"city')
 
 
+async def test_a_call_that_is_cut_in_its_name_shows_nothing() -> None:
+    async with serving(SPEAKS) as worker:
+        (choice,) = (await worker.answer(tools=[WEATHER], tool_choice=NAMED, max_tokens=12))["choices"]
+    assert choice["finish_reason"] == "length"
+    assert not choice["message"]["content"] and "tool_calls" not in choice["message"]
+
+
 async def test_calls_of_a_model_that_knows_no_tools_are_told_and_read_too() -> None:
     fields: Json = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
     async with serving(Tiny("llama", speaks="all")) as worker:

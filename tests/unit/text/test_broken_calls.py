@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.text.replies import TOOLS, dialect, pieces_of, read, splitter, tokenised
-from worker.text.pieces import CallArguments, CallBegan, CallVoided, Content
+from worker.text.pieces import CallArguments, CallBegan, CallCut, CallVoided, Content
 from worker.text.toolcalls.family import Family
 from worker.text.toolcalls.gemma import Gemma4
 from worker.text.toolcalls.glm import Glm
@@ -99,6 +99,13 @@ def test_json_that_only_looks_like_a_call_is_content() -> None:
         for cut in (False, True):
             view = read(dialect(LlamaJson), text, cut=cut)
             assert (view.content, view.flagged, view.calls, view.cut) == (text, "", [], False)
+
+
+def test_a_forced_call_that_is_cut_before_its_name_is_no_content() -> None:
+    """It was shown as text, although nothing else could have come."""
+    for family, text in ((LlamaJson, '{"name": "get_ti'), (BarePythonic, "[get_tim")):
+        forced = dialect(family).splitter(TOOLS, forced=True)
+        assert [*forced.push_text(text), *forced.finish(cut=True)] == [CallCut(None)]
 
 
 def test_a_list_that_only_looks_like_calls_is_content() -> None:

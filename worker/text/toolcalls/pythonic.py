@@ -127,6 +127,8 @@ class BarePythonic(Family):
             head = yield from reader.peek(length)
             if head.endswith("(") and head.strip(SPACE)[:-1] in reader.tools:
                 return True
+            if len(head) < length and reader.forced:
+                return True
             if len(head) < length or not reader.tools.begins_name(head.lstrip(SPACE)):
                 return False
             length += 1

@@ -44,7 +44,9 @@ class Reader(Source):
         *,
         marks: Marks = Marks(),  # noqa: B008  # it is frozen
         interrupts: tuple[str, ...] = (),
+        forced: bool = False,
     ) -> None:
+        """With `forced` a call must come, so what looks like one is one."""
         self.tools = tools
         self.thinking = False
         """Whether the text that comes now is reasoning."""
@@ -52,6 +54,7 @@ class Reader(Source):
         self._new_id = new_id
         self._marks = marks
         self._interrupts = interrupts
+        self.forced = forced
         self._out: list[Piece] = []
         self._spaces = ""  # held back: dropped when a call follows
         self._said = False
@@ -208,7 +211,7 @@ class Reader(Source):
         What looks `tentative` like a call is content as long as no call has begun.
         """
         self.begin_markup()
-        self._tentative = tentative
+        self._tentative = tentative and not self.forced
         self.called = False
         try:
             yield from body
