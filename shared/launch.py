@@ -139,6 +139,35 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     ) = None
 
 
+class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One machine that computes a part of a model."""
+
+    ssh: str
+    """What `ssh` calls it; a loopback address is this machine."""
+    ips: tuple[str, ...] = ()
+    """Its addresses that the others reach it by."""
+    rdma: tuple[str | None, ...] = ()
+    """Its RDMA devices to each of the machines; None for itself."""
+
+    @property
+    def local(self) -> bool:
+        return self.ssh in ("localhost", "127.0.0.1", "::1")
+
+
+class Shards(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The machines that compute one model together; the first is the worker's own."""
+
+    hosts: tuple[Host, ...]
+    backend: Literal["ring", "jaccl", "jaccl-ring"] = "ring"
+    environment: dict[str, str] = {}
+    """Variables that mlx reads, for all of them."""
+
+    @property
+    def here(self) -> float:
+        """The share of the model that is computed on this machine."""
+        return (1 + sum(host.local for host in self.hosts[1:])) / len(self.hosts)
+
+
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Resolved options of one worker. Sizes are bytes, lengths are tokens."""
 
@@ -169,6 +198,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Absolute path of a file with the template to use in place of the model's own."""
     chat_template_kwargs: dict[str, object] = {}
     """Arguments for the chat template; those of a request count before them."""
+    shards: Shards | None = None
+    """The machines that the model is spread over; None is this one alone."""
     adapters: dict[str, str] = {}
     """Absolute paths of LoRA folders in mlx-lm's format, by the names that requests ask for."""
 

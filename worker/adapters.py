@@ -47,6 +47,8 @@ class Mounts:
         self._mounted: dict[str, Mounted] = {}
         # Two changes at once could each find the other half done.
         self._one = asyncio.Lock()
+        self.refusal: PublicError | None = None
+        """Why nothing can be mounted, when that is so."""
 
     def all(self) -> list[Mounted]:
         """In the order of their names."""
@@ -74,6 +76,8 @@ class Mounts:
         directory = Path(path)
         if not directory.is_absolute():
             raise invalid("`path` must be absolute.", param="path")
+        if self.refusal is not None:
+            raise self.refusal
         async with self._one:
             try:
                 identity = await asyncio.to_thread(adapter_identity, directory)

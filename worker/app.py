@@ -49,6 +49,7 @@ from worker.model.adapters import Adapters
 from worker.model.failures import LoadError, explain
 from worker.model.loading import Model, load
 from worker.serving import WorkerServer
+from worker.shard.ranks import Ranks, gather, no_shards
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,8 @@ class App:
         self._state: PromptState | None = None
         self._completions: Completions | None = None
         self._progress = Progress("weights")
+        self._ranks: Ranks | None = None
+        """The other machines that compute this model, when there are any."""
         self._died: BaseException | None = None
         self._ending = asyncio.Event()
         self._working_set_bytes = working_set_bytes()
@@ -147,6 +150,8 @@ class App:
             if loading_model.done():
                 loading_model.result()
             await ending
+            if self._died is not None and self._model is None:
+                raise LoadError(FailureKind.OTHER, str(self._died))
         except LoadError as error:
             return self._fail(error.kind, str(error))
         finally:
@@ -179,13 +184,18 @@ class App:
         record, started = self.record, time.monotonic()
         beat = asyncio.create_task(self._beat())
         try:
+            self._ranks = ranks = await gather(record, self._engine, self._lose)
+            if ranks is not None:
+                self._jobs.refusal = no_shards("This")
             model = await self._engine.call(
                 lambda: load(Path(record.directory), record.options, self._note_progress)
             )
             self._note_progress(Progress("warmup"))
             state = await self._keep_state(model)
             embedder = make_embedder(model, record.options)
-            await self._engine.open(lambda: open_engine(model, record.options, state.cache, embedder))
+            await self._engine.open(
+                lambda: open_engine(model, record.options, state.cache, embedder, self._ranks)
+            )
             mounts = await self._mount(model, state)
         except LoadError:
             raise
@@ -257,7 +267,14 @@ class App:
             except PublicError as error:
                 raise LoadError(FailureKind.OTHER, f"adapter {name!r}: {error.message}") from error
         self._engine.select = adapters.select
+        if self._ranks is not None:
+            mounts.refusal = no_shards("Mounting an adapter")
         return mounts
+
+    def _lose(self, message: str) -> None:
+        """A rank is gone. At our own end they all go."""
+        if self._died is None and not self._ending.is_set():
+            self.on_death(RuntimeError(message))
 
     def _note_progress(self, progress: Progress) -> None:
         """From the engine's thread: only the last one matters."""
@@ -318,9 +335,10 @@ class App:
             prompt_bytes=options.prompt_cache_bytes,
         )
         self._admission.limit(needs, limits.kv_bytes)
-        cache = PromptCache(limits.prompt_bytes if model.writes else 0)
+        prompt_bytes = limits.prompt_bytes if model.writes else 0
+        cache = PromptCache(prompt_bytes) if self._ranks is None else self._ranks.cache(prompt_bytes)
         state = PromptState(self._engine, cache, room_bytes=limits.kv_bytes, cuttable=needs.cuttable)
-        if options.saved_state is not None and model.writes:
+        if options.saved_state is not None and model.writes and self._ranks is None:
             computed = f"{mx.default_device()} {model.weights_bytes}"
             await state.open(
                 Path(options.saved_state), Path(self.record.directory), computed, options.saved_state_bytes

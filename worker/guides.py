@@ -6,7 +6,6 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from worker.engine.batch import logits_width
 from worker.engine.constraint_masks import Masks
 from worker.engine.constraint_pool import Preparation
 from worker.engine.constraint_rows import Control
@@ -84,7 +83,6 @@ class Guides:
         self._dialect = model.dialect
         self._engine = engine
         self._beside = beside
-        self._width: int | None = None
         self._preparation = Preparation(self._vocabulary)
 
     async def prepare(self, request: Request) -> Guide:
@@ -98,7 +96,6 @@ class Guides:
         spec = await self._beside(lambda: self._spec(request)) if self._constrained(request) else None
         prepared = None
         if spec is not None:
-            await self._know_width()
             prepared = await self._preparation.prepare(spec)
         told = None
         if request.tools:
@@ -123,17 +120,11 @@ class Guides:
         unlimited = guide.dialect is None or guide.request.max_reasoning_tokens is None
         if unlimited or guide.masks is not None or not guide.may_think(prompt_end):
             return guide
-        await self._know_width()
         return replace(guide, masks=await self._preparation.masks())
 
-    async def _know_width(self) -> None:
-        if self._width is None:
-            self._width = await self._engine.call(lambda: logits_width(self._model.network))
-
     def _vocabulary(self) -> Vocabulary:
-        assert self._width is not None
         model = self._model
-        return Vocabulary(model.tokenizer, width=self._width, end_tokens=model.end_tokens)
+        return Vocabulary(model.tokenizer, width=self._engine.width, end_tokens=model.end_tokens)
 
     def close(self) -> None:
         self._preparation.close()

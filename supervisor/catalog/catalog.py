@@ -9,6 +9,8 @@ from typing import Final
 import msgspec
 
 from shared.errors import PublicError
+from shared.launch import Shards
+from supervisor.catalog.hosts import HostsError, read_hosts
 from supervisor.catalog.places import (
     Finder,
     Found,
@@ -60,6 +62,8 @@ class ModelEntry(msgspec.Struct, frozen=True):
     """Ids under which its folder would be found if the configuration did not give it one."""
     created_s: float = 0.0
     """Seconds since 1970."""
+    shards: Shards | None = None
+    """The machines that compute it together; None is this one alone."""
 
 
 class Catalog:
@@ -112,6 +116,8 @@ class Catalog:
         for first, *others in taken.values():
             if others:
                 entries[first] = self._kept(msgspec.structs.replace(entries[first], also=tuple(others)))
+        for entry in [entry for entry in entries.values() if entry.settings.hosts]:
+            entries[entry.id] = self._kept(_with_hosts(entry, entry.settings.hosts))
         for entry in [entry for entry in entries.values() if entry.settings.draft is not None]:
             entries[entry.id] = self._kept(self._with_draft(entry, entries, known))
         used = {str(entry.directory) for entry in entries.values()}
@@ -270,6 +276,13 @@ def _is_coming(model: Found) -> bool:
     """Whether parts of it are on their way into the hub's cache."""
     head, snapshots, _ = model.folder.rpartition(f"{os.sep}snapshots{os.sep}")
     return model.place == "hub" and bool(snapshots) and is_downloading(head)
+
+
+def _with_hosts(entry: ModelEntry, hosts: tuple[str, ...]) -> ModelEntry:
+    try:
+        return msgspec.structs.replace(entry, shards=read_hosts(hosts))
+    except HostsError as error:
+        return msgspec.structs.replace(entry, problem=entry.problem or str(error))
 
 
 def _names(entries: dict[str, ModelEntry]) -> dict[str, ModelEntry]:

@@ -201,7 +201,8 @@ class Costs:
         expected = sum(max(getattr(long, name), getattr(many, name)) for name in long.__struct_fields__)
         expected += draft_bytes
         least = parts(min(LEAST_CONTEXT, limit), 1).total_bytes + draft_bytes
-        return Cost(min(expected, least), expected)
+        share = 1.0 if entry.shards is None else entry.shards.here
+        return Cost(int(min(expected, least) * share), int(expected * share))
 
     def _draft_bytes(self, entry: ModelEntry, tokens: int) -> int:
         """Weights of the model's draft, and what it keeps of one row of so many tokens."""

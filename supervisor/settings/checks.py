@@ -20,7 +20,7 @@ _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 
 def check(settings: Settings) -> list[Problem]:
     """Every contradiction in `settings`; empty when it is fine."""
-    checks = (_server, _names, _adapters, _requests, _places)
+    checks = (_server, _names, _adapters, _hosts, _requests, _places)
     return [problem for one in checks for problem in one(settings)]
 
 
@@ -137,6 +137,18 @@ def _requests(settings: Settings) -> Iterator[Problem]:
 
 _FOUND_BY: Final = frozenset({"model", "stream"})
 """Fields that the supervisor itself has read before."""
+
+
+def _hosts(settings: Settings) -> Iterator[Problem]:
+    for model_id, model in settings.models.items():
+        if not model.hosts:
+            continue
+        key = ("models", model_id, "hosts")
+        if len(model.hosts) == 1 and not model.hosts[0].endswith(".json"):
+            yield key, f"{model_id!r} has one machine in `hosts`; name two or more, or a hostfile (.json)"
+        if model.draft is not None or model.adapters:
+            what = "a draft" if model.draft is not None else "adapters"
+            yield key, f"{model_id!r} is spread over several machines and can't have {what}"
 
 
 def _places(settings: Settings) -> Iterator[Problem]:

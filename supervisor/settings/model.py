@@ -312,6 +312,15 @@ class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_
             extra=ONE_MODEL,
         ),
     ] = 4
+    hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Machines that compute it together, this one first, when it is too large for one: "
+            "`NAME=IP` each, where NAME is what ssh calls it, or the one file that `mlx.distributed_config` "
+            "wrote. The model and this program are at the same paths on all of them.",
+            extra=ONE_MODEL,
+        ),
+    ] = ()
     # The bounds stand at the number: msgspec refuses them on a union.
     context: (
         Annotated[

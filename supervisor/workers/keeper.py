@@ -292,7 +292,9 @@ class Keeper:
             model=entry.id,
             directory=str(entry.directory),
             generation=self.generation,
-            options=options_of(entry.settings, self._memory, self._home.saved_state, entry.draft),
+            options=options_of(
+                entry.settings, self._memory, self._home.saved_state, entry.draft, entry.shards
+            ),
         )
 
     def _over(self, life: Life) -> None:

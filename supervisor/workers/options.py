@@ -2,16 +2,21 @@
 
 from pathlib import Path
 
-from shared.launch import Options
+from shared.launch import Options, Shards
 from supervisor.settings import MemorySettings, ModelSettings
 
 
 def options_of(
-    model: ModelSettings, memory: MemorySettings, saved_state: Path, draft: Path | None = None
+    model: ModelSettings,
+    memory: MemorySettings,
+    saved_state: Path,
+    draft: Path | None = None,
+    shards: Shards | None = None,
 ) -> Options:
     """Options of a worker for such a model.
 
-    `saved_state` is the folder of all prompt state, `draft` that of the model's draft, if it has one.
+    `saved_state` is the folder of all prompt state, `draft` that of the model's draft, if it has one;
+    `shards` are the machines that it is spread over.
     """
     return Options(
         context=model.context,
@@ -26,5 +31,6 @@ def options_of(
         draft_tokens=model.draft_tokens,
         chat_template=str(Path(model.chat_template).expanduser()) if model.chat_template else None,
         chat_template_kwargs=dict(model.chat_template_kwargs),
+        shards=shards,
         adapters={name: str(Path(folder).expanduser()) for name, folder in model.adapters.items()},
     )

@@ -34,7 +34,7 @@ WORKER_FLOORS = (
     ("decisions", "embeddings"),
     ("completion",),
     ("adapters", "guides", "reply"),
-    ("engine", "text", "model", "gguf", "request"),
+    ("engine", "text", "model", "gguf", "request", "shard"),
     ("serving",),
 )
 

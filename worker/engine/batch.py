@@ -34,6 +34,8 @@ class Batch:
     at a time.
     """
 
+    generator: type[RowGenerator] = RowGenerator
+
     def __init__(
         self,
         network: Any,
@@ -53,7 +55,9 @@ class Batch:
         self._pace = Pace(prefill_step)
         # Two processes started in the same millisecond must not draw alike.
         mx.random.seed(int.from_bytes(os.urandom(8)) >> 1)
-        self._samplers = Samplers(logits_width(network), [*sorted(self._end_tokens), *line_breaks])
+        self.width = logits_width(network)
+        """Of the logits."""
+        self._samplers = Samplers(self.width, [*sorted(self._end_tokens), *line_breaks])
         self._speculator = None if draft is None else Speculator(draft, self._samplers, most=draft_tokens)
         self._endings: dict[frozenset[int], StopSequences] = {}
         self._families = Families()
@@ -68,7 +72,7 @@ class Batch:
         self._prefilling: set[int] = set()
 
     def _new_generator(self) -> RowGenerator:
-        return RowGenerator(
+        return self.generator(
             self._network,
             stop_tokens=[[token] for token in sorted(self._end_tokens)],
             completion_batch_size=self._max_rows,
@@ -202,12 +206,15 @@ class Batch:
             if speculated is not None:
                 return [], speculated.responses, speculated.proposed
             return (*self._generator.next(), 0)
-        waiting = len(self._prefilling)
-        decoding = len(self._row_of) > waiting
-        self._generator.prefill_step_size = self._pace.share(waiting, decoding=decoding)
+        self._generator.prefill_step_size = self._chunk()
         responses = self._generator.next()
         self._pace.took(*self._generator.computed)
         return (*responses, 0)
+
+    def _chunk(self) -> int:
+        """Tokens of each prompt that the next step computes; only asked for while there are prompts."""
+        waiting = len(self._prefilling)
+        return self._pace.share(waiting, decoding=len(self._row_of) > waiting)
 
     def _speculate(self) -> Speculated | None:
         """A step with the draft, where one row decodes alone and the draft knows enough of it."""

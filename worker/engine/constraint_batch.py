@@ -18,6 +18,9 @@ from worker.engine.constraint_rows import Control
 class ConstrainedRows(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no types
     """Rows that decode together. A row's control is one of its logits processors."""
 
+    always_own = False
+    """Whether steps without any constraint are ours too, instead of mlx-lm's."""
+
     uids: list[int]
     tokens: list[list[int]]
     max_tokens: list[int]
@@ -33,7 +36,7 @@ class ConstrainedRows(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no t
     def _step(self) -> tuple[list[int], list[Any]]:
         controls = [_control(processors or ()) for processors in self.logits_processors]
         masks = next((control.masks for control in controls if control is not None), None)
-        if masks is None:
+        if masks is None and not self.always_own:
             step: tuple[list[int], list[Any]] = super()._step()
             return step
         inputs = self._current_tokens = self._next_tokens
@@ -46,8 +49,8 @@ class ConstrainedRows(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no t
             if control is not None:
                 control.follow(token)
         logits = self._processed(logits, inputs)
-        bits = masks.fill(controls)
-        if bits is not None:
+        bits = None if masks is None else masks.fill(controls)
+        if masks is not None and bits is not None:
             logits = masks.apply(logits, bits)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         self._next_tokens = self._sampled(logprobs)

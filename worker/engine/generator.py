@@ -24,8 +24,9 @@ Piece: TypeAlias = PromptProcessingBatch.Response
 
 
 class Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm has no types
-    """Prompts that are computed together, whose rows then decode in a ConstrainedRows."""
+    """Prompts that are computed together, whose rows then decode in a batch of the class `rows`."""
 
+    rows = ConstrainedRows
     uids: list[int]
     tokens: list[list[int]]
     samplers: list[Any]
@@ -42,7 +43,7 @@ class Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm has no typ
         logits = self.model(mx.array(tokens), cache=self.prompt_cache)[:, -1:]
         for known, new in zip(self.tokens, tokens, strict=True):
             known += new[:-1]
-        rows = ConstrainedRows(
+        rows = self.rows(
             # What it would compute first is there already.
             lambda inputs, cache: logits,
             self.uids,
@@ -78,6 +79,7 @@ def _merged(layers: Sequence[Any]) -> Any:
 class RowGenerator(BatchGenerator):  # type: ignore[misc]
     """Rows may be constrained, by a Control among their logits processors."""
 
+    prompts = Prompts
     _currently_processing: list[list[Any]]
     """Of each prompt in the batch: the parts of it that are left, tokens done, tokens in all."""
 
@@ -86,8 +88,10 @@ class RowGenerator(BatchGenerator):  # type: ignore[misc]
         self.computed = (0, 0.0)
         """Tokens of prompts that the last step has computed, and the seconds that took."""
         # These two live as long as the generator: every other batch is merged into them or split off them.
-        self._prompt_batch = Prompts.empty(self.model, self.sampler, prefill_step_size=self.prefill_step_size)
-        self._generation_batch = ConstrainedRows.empty(self.model, self.sampler)
+        self._prompt_batch = self.prompts.empty(
+            self.model, self.sampler, prefill_step_size=self.prefill_step_size
+        )
+        self._generation_batch = self.prompts.rows.empty(self.model, self.sampler)
 
     def insert_segments(self, segments: list[list[list[int]]], *options: Any, **named: Any) -> list[int]:
         """As mlx-lm's; the state before the last token can be taken only where that is its own segment."""
@@ -124,7 +128,7 @@ class RowGenerator(BatchGenerator):  # type: ignore[misc]
         taken = [self._unprocessed_sequences.popleft() for _ in range(n)]
         uids, parts, most, caches, tokens, samplers, processors, endings = map(list, zip(*taken, strict=True))
         self._currently_processing += [[part, 0, sum(map(len, part))] for part in parts]
-        return Prompts(
+        return self.prompts(
             self.model,
             uids,
             caches,

@@ -141,13 +141,17 @@ class Jobs:
         self._open: set[Job] = set()
         self.make_room: Callable[[], None] = lambda: None
         """Makes what is kept of earlier prompts give way; called when a job begins."""
+        self.refusal: PublicError | None = None
+        """Why this worker takes no jobs, when it does not."""
 
     @asynccontextmanager
     async def open(self, kind: str, *, adapter: str = "") -> AsyncIterator[Job]:
         """Admit a job; `kind` is for the feed, `adapter` the identity of the one it runs with.
 
-        Raises PublicError 429 and 503 from admission.
+        Raises PublicError 429 and 503 from admission, and 501 where there are no jobs.
         """
+        if self.refusal is not None:
+            raise self.refusal
         job = Job(self, kind, adapter)
         self.admission.admit(job.turn)
         self._open.add(job)

@@ -1,5 +1,8 @@
 """Makes the batch of a loaded model and lets it generate for the first time. Runs on the engine's thread."""
 
+from collections.abc import Callable
+from functools import partial
+
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from shared.launch import Options
@@ -11,6 +14,9 @@ from worker.engine.rows import Row
 from worker.model.draft import DraftModel
 from worker.model.loading import Model
 from worker.request import Sampling
+from worker.shard.batch import LeadingBatch
+from worker.shard.orders import Open
+from worker.shard.ranks import Ranks
 
 
 def make_embedder(model: Model, options: Options) -> Embedder | None:
@@ -25,11 +31,15 @@ def make_embedder(model: Model, options: Options) -> Embedder | None:
 
 
 def open_engine(
-    model: Model, options: Options, prompts: PromptCache, embedder: Embedder | None
+    model: Model,
+    options: Options,
+    prompts: PromptCache,
+    embedder: Embedder | None,
+    ranks: Ranks | None = None,
 ) -> Batch | None:
     """As `open_batch`; for a model that writes nothing None, after a vector was really made."""
     if model.writes:
-        return open_batch(model, options, prompts)
+        return open_batch(model, options, prompts, ranks)
     assert embedder is not None
     # Where there are rows, mlx-lm's batch does it: what the GPU works with is not paged out.
     maybe_set_recommended_wired_limit()
@@ -38,9 +48,13 @@ def open_engine(
     return None
 
 
-def open_batch(model: Model, options: Options, prompts: PromptCache) -> Batch:
+def open_batch(model: Model, options: Options, prompts: PromptCache, ranks: Ranks | None = None) -> Batch:
     """The batch, after a token was really generated; with a draft, after proposals were checked too."""
-    batch = Batch(
+    make: Callable[..., Batch] = Batch
+    if ranks is not None:
+        ranks.tell(Open(prompts.limit_bytes, tuple(sorted(model.end_tokens))))
+        make = partial(LeadingBatch, tell=ranks.tell, clock=ranks.clock)
+    batch = make(
         model.network,
         model.end_tokens,
         max_rows=options.max_concurrency,

@@ -133,6 +133,11 @@ class Reuse:
         if len(tokens) >= SHORTEST:
             self._taken.append(_Taken(row, as_tokens(tokens), state))
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to settle."""
+        return bool(self._taken)
+
     def settle(self) -> None:
         """Compute what was taken and put it into the cache. Call it before the next step."""
         taken, self._taken = self._taken, []

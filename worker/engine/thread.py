@@ -137,6 +137,11 @@ class Engine:
         """What became of the draft's proposals; None without a draft. May be read on any thread."""
         return None if self._batch is None else self._batch.speculated
 
+    @property
+    def width(self) -> int:
+        """Of the logits; 0 before the batch is there."""
+        return 0 if self._batch is None else self._batch.width
+
     def forget_draft(self) -> int:
         """Free what the draft holds of a row; bytes freed. Only on the engine's thread, within a `call`."""
         return 0 if self._batch is None else self._batch.forget_draft()

@@ -15,6 +15,7 @@ from worker.model.draft import DraftModel, load_draft
 from worker.model.embedding import Embedding, check_architecture, embedding_of
 from worker.model.failures import LoadError, explain
 from worker.model.network import evaluate, load_network
+from worker.shard.loading import check_shards, load_shard
 from worker.text.detokenize import Detokenizers
 from worker.text.dialect import Dialect
 from worker.text.template import Template
@@ -71,8 +72,12 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
     config = load_config(directory)
     check_architecture(config)
     embedding = embedding_of(directory, config)
-    network, config = load_network(directory, embedding)
-    total = evaluate(network, report)
+    if options.shards is None:
+        network, config = load_network(directory, embedding)
+        total = evaluate(network, report)
+    else:
+        check_shards(options, embedding)
+        network, config, total = load_shard(directory, mx.distributed.init(), report)
     report(Progress("tokenizer"))
     tokenizer = load_tokenizer(directory, _template_of(options), eos_token_ids=config.get("eos_token_id"))
     mx.clear_cache()

@@ -33,9 +33,12 @@ def load_network(directory: Path, embedding: Embedding | None = None) -> tuple[A
     return network, config
 
 
-def evaluate(network: Any, report: Callable[[Progress], None]) -> int:
-    """Bring the weights into memory, piece by piece, in the precision they are computed in; their bytes."""
-    if on_cpu():
+def evaluate(network: Any, report: Callable[[Progress], None], *, whole: bool = True) -> int:
+    """Bring the weights into memory, piece by piece, in the precision they are computed in; their bytes.
+
+    Not `whole` is one that computes a part of each layer: that can't be unpacked as the others are.
+    """
+    if whole and on_cpu():
         widen(network, lambda done, total: report(Progress("weights", done, total)))
     total = weights_bytes(network)
     done = pending = 0
