@@ -28,9 +28,11 @@ async def _measure(rounds: int) -> list[Row]:
     async with serving(directory=starter_model()) as worker, contextlib.AsyncExitStack() as others:
         assert worker.app is not None
         engine = worker.app._engine
+        staying = []
         for number in range(_ROWS - 1):
             stay = worker.stream(f"Count to {number}", max_tokens=_ENDLESS, ignore_eos=True)
-            await anext(await others.enter_async_context(stay))
+            staying.append(await others.enter_async_context(stay))
+            await anext(staying[-1])
         for number in range(rounds):
             async with worker.stream(f"Sing, {number}", max_tokens=_ENDLESS, ignore_eos=True) as leaving:
                 await anext(leaving)
@@ -41,12 +43,16 @@ async def _measure(rounds: int) -> list[Row]:
                 step_s = time.perf_counter() - begun
                 await asyncio.sleep(step_s * (number + 0.5) / rounds)
                 before, started = engine.steps, time.perf_counter()
+                if worker.app.open_replies != _ROWS:
+                    raise RuntimeError("an answer ended by itself")
             async with asyncio.timeout(30):
                 while worker.app.open_replies == _ROWS:  # noqa: ASYNC110  # nothing announces it
                     await asyncio.sleep(0.0005)
             waits_ms.append(1000 * (time.perf_counter() - started))
             steps_ms.append(1000 * step_s)
             steps.append(engine.steps - before)
+    # A process that ends while mlx computes is aborted.
+    engine._thread.join()
     return [
         row("steps until a row is free whose client has left", "", steps, goal="<= 1"),
         row("the same, against the time of a step", "ms", waits_ms, steps_ms),

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from worker.engine.constraint_batch import ConstrainedRows
 
-_END: Final = 32
+END: Final = 32
 """Tokens computed with the last one of a prompt. The logits of all of them are computed, and but one thrown
 away: for many that would take longer than a pass for the last token alone."""
 
@@ -146,7 +146,7 @@ class RowGenerator(BatchGenerator):  # type: ignore[misc]
         ends = {
             index: parts[0]
             for index, (parts, _, _) in enumerate(self._currently_processing)
-            if len(parts) == 1 and len(parts[0]) <= max(1, min(_END, self.prefill_step_size))
+            if len(parts) == 1 and len(parts[0]) <= max(1, min(END, self.prefill_step_size))
         }
         if len({len(end) for end in ends.values()}) > 1:
             ends = {index: end for index, end in ends.items() if len(end) == 1}
@@ -171,7 +171,7 @@ class RowGenerator(BatchGenerator):  # type: ignore[misc]
             length = len(parts[0])
             if len(parts) == 1:
                 # Several rarely have equally much left, and then end with the last token.
-                length -= _END if alone and length > _END else 1
+                length -= END if alone and length > END else 1
             size = min(length, self.prefill_step_size)
             chunks.append(parts[0][:size])
             parts[0] = parts[0][size:]

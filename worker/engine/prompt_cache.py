@@ -114,8 +114,13 @@ class PromptCache:
         """How many tokens of `prompt` the best entry has."""
         return max((e.usable(prompt) for e in self.entries() if e.adapter == adapter), default=0)
 
-    def find(self, prompt: Tokens, *, adapter: str = "", session: str | None = None) -> Hit | None:
-        """The state of the longest prefix of `prompt` that is here; counts a hit or a miss."""
+    def find(
+        self, prompt: Tokens, *, adapter: str = "", session: str | None = None, end: int = 1
+    ) -> Hit | None:
+        """The state of the longest prefix of `prompt` that is here; counts a hit or a miss.
+
+        Where all of it is here, all but its `end` is taken if that can be done.
+        """
         best, length = None, SHORTEST - 1
         for entry in self._entries:
             if entry.adapter == adapter:
@@ -123,7 +128,9 @@ class PromptCache:
                 # Of equally good ones the conversation's own, so that it is its own that stays.
                 if usable > length or (usable == length and best is not None and entry.session == session):
                     best, length = entry, usable
-        if best is None:
+        if best is not None and best.trimmable and length == len(prompt) - 1:
+            length = len(prompt) - end
+        if best is None or length < SHORTEST:
             self.counts.misses += len(prompt) > SHORTEST
             return None
         best.used_s = self._clock()

@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, make_prompt_cache
 
+from worker.engine.generator import END
 from worker.engine.prompt_cache import (
     SHORTEST,
     Entry,
@@ -60,23 +61,30 @@ class Reuse:
     def find(self, row: Row, generator: BatchGenerator) -> Hit | None:
         """State that `row` can begin with, of an earlier row or of one that runs."""
         prompt = as_tokens(row.prompt)
+        # Whoever asks the same again is to get the same, to the last bit: its end is computed as it was then.
+        last_cut = max(self._positions(row, 0), default=0)
+        end = 1 if row.family is not None else min(END, len(prompt) - last_cut)
         found = self.cache.reusable(prompt, row.adapter)
-        living = None if self._needs_snapshots else self._living(prompt, row, longer_than=found)
+        living = None if self._needs_snapshots else self._living(prompt, row, longer_than=found, end=end)
         if living is not None:
             uid, length = living
             state, tokens = generator.extract_cache([uid])[uid]
             self.cache.note_living(length)
             return Hit(length, trimmed(state, len(tokens) - length))
-        return self.cache.find(prompt, adapter=row.adapter, session=row.session)
+        return self.cache.find(prompt, adapter=row.adapter, session=row.session, end=end)
 
-    def _living(self, prompt: Tokens, row: Row, *, longer_than: int) -> tuple[int, int] | None:
+    def _living(self, prompt: Tokens, row: Row, *, longer_than: int, end: int) -> tuple[int, int] | None:
         best, length = None, max(longer_than, SHORTEST)
         for uid, begun in self._begun.items():
             if begun.decoding and begun.row.adapter == row.adapter:
                 common = common_prefix(begun.prompt, prompt[:-1])
                 if common > length:
                     best, length = uid, common
-        return None if best is None else (best, length)
+        if best is None:
+            return None
+        if length == len(prompt) - 1:
+            length = len(prompt) - end
+        return (best, length) if length >= SHORTEST else None
 
     def segments(self, row: Row, cached: int) -> list[list[int]]:
         """The tokens of `row` after the first `cached`, cut where its state is to be kept."""

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.worker.serving import Json, Worker, serving
 from tests.fixtures.tiny import Tiny
+from worker.engine.generator import END
 
 SYSTEM = {"role": "system", "content": "Answer as a pirate would. " * 8}
 Turn = dict[str, str]
@@ -80,7 +81,7 @@ async def test_what_is_cached_is_told_in_streams_and_in_the_feed() -> None:
             async with worker.stream(messages=messages, stream_options={"include_usage": True}) as events:
                 last = [event async for event in events][-2]
             assert isinstance(last, dict)
-            assert cached(last) == last["usage"]["prompt_tokens"] - 1
+            assert cached(last) == last["usage"]["prompt_tokens"] - END
             async for line in lines:
                 if '"finished"' in line:
                     assert f'"cached_tokens":{cached(last)}' in line

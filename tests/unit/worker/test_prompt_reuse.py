@@ -9,6 +9,7 @@ from mlx_lm.utils import load_model
 
 from tests.fixtures.cache_kinds import write_kind
 from worker.engine.batch import Batch
+from worker.engine.generator import END
 from worker.engine.prompt_cache import PromptCache
 from worker.engine.rows import Output, Row
 from worker.request import Sampling
@@ -110,12 +111,32 @@ def test_rows_that_begin_from_one_entry_do_not_disturb_each_other(networks: Any,
     assert again[0] == together[1][0]
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "lfm2"])
-def test_the_same_prompt_again_leaves_one_token_to_compute(networks: Any, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "known"), [("llama", 90 - END), ("gemma3_text", 89), ("lfm2", 89)])
+def test_the_same_prompt_again_leaves_its_end_to_compute(networks: Any, kind: str, known: int) -> None:
     batch = new_batch(networks(kind), PromptCache(AMPLE))
     prompt = text(4, 90)
     cold, _ = run(batch, row(0, prompt, boundaries=(89,)))[0]
-    assert run(batch, row(1, prompt, boundaries=(89,)))[1] == (cold, 89)
+    assert run(batch, row(1, prompt, boundaries=(89,)))[1] == (cold, known)
+
+
+@pytest.mark.parametrize("length", [20, 40, 90, 200])
+def test_the_same_prompt_again_has_the_same_probabilities_to_the_last_bit(networks: Any, length: int) -> None:
+    """Half precision tells a token that was computed alone from one that was computed with others, and
+    answers that should be the same differed where two tokens were about as likely.
+    """
+    batch = new_batch(networks("llama"), PromptCache(AMPLE))
+
+    def likelihoods(number: int) -> list[Any]:
+        batch.insert(row(number, text(4, length), logprobs=3))
+        said: list[Any] = []
+        while len(batch):
+            said += [output.logprobs for output in batch.step()]
+        batch.settle()
+        return said
+
+    cold = likelihoods(0)
+    assert likelihoods(1) == cold
+    assert likelihoods(2) == cold
 
 
 def test_a_row_that_still_runs_shares_its_prompt(networks: Any) -> None:
@@ -155,7 +176,7 @@ def test_adapters_share_nothing(networks: Any) -> None:
     prompt = text(7, 60)
     assert run(batch, row(0, prompt))[0][1] == 0
     assert run(batch, row(1, prompt, adapter="sql"))[1][1] == 0
-    assert run(batch, row(2, prompt, adapter="sql"))[2][1] == 59
+    assert run(batch, row(2, prompt, adapter="sql"))[2][1] == 60 - END
 
 
 def test_a_failed_step_keeps_nothing_of_its_rows(networks: Any) -> None:
