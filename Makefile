@@ -7,7 +7,7 @@ UV := $(BIN)/uv
 # Compiled at once: else the first start and the first load wait seconds for it.
 UV_INSTALL := $(UV) pip install --quiet --compile-bytecode --python $(BIN)/python
 
-.PHONY: setup start test test-slow check format reference bench lock wheel clean
+.PHONY: setup start test test-slow check format reference conformance bench lock wheel clean
 
 setup: $(VENV)/.run-ready
 
@@ -53,6 +53,10 @@ reference: $(VENV)/.run-ready
 	$(BIN)/python -m supervisor.settings.reference > deploy/config.md
 	$(BIN)/python -m supervisor.settings.schema > deploy/config.schema.json
 
+# What others wrote judges the APIs; ARGS names the tools. Its packages are locked like all others.
+conformance: $(VENV)/.dev-ready
+	$(BIN)/python -m tests.conformance $(ARGS)
+
 bench: $(VENV)/.dev-ready
 	$(BIN)/python -m tests.bench $(ARGS)
 
@@ -62,6 +66,8 @@ lock: $(UV)
 	$(LOCK) --group tool -o requirements/tool.txt
 	$(LOCK) pyproject.toml --extra starter -o requirements/runtime.txt
 	$(LOCK) pyproject.toml --extra starter --extra embeddings --group dev -o requirements/dev.txt
+	for tool in llm-comply schemathesis sdks langchain; do \
+		$(LOCK) --group conformance-$$tool -o requirements/conformance-$$tool.txt || exit 1; done
 
 wheel: $(UV)
 	$(UV) build --quiet --wheel --out-dir dist

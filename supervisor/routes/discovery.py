@@ -7,9 +7,11 @@ import msgspec
 from fastapi import APIRouter, Request
 
 from shared import __version__
+from shared.launch import Sampling
 from supervisor.catalog.catalog import ModelEntry
 from supervisor.relay import FORWARDED
 from supervisor.responses.paths import ROUTES as RESPONSES
+from supervisor.routes.anthropic_models import Info, info, page
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import READ, Json
 
@@ -48,7 +50,10 @@ class Card(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens that prompt and completion may have together; null while unknown."""
     aliases: tuple[str, ...]
     capabilities: tuple[str, ...]
-    """What it can (`chat`, `tools`, `embeddings` and so on): as its worker said, or as its files tell."""
+    """What it can, as its worker said or as its files tell, and the routes that this means."""
+    defaults: Sampling
+    """What a request that does not say gets, as far as the settings have it; else it is up to the model."""
+    max_concurrency: int
     architecture: str | None
     quantization: str | None
     weights_bytes: int
@@ -61,6 +66,20 @@ class Cards(msgspec.Struct, frozen=True):
 
     data: tuple[Card, ...]
     object: str = "list"
+
+
+_ROUTES_OF_CHAT = ("completions", "messages", "responses", "decisions")
+
+
+def _all(able: tuple[str, ...], entry: ModelEntry) -> tuple[str, ...]:
+    """Abilities, and what follows from them."""
+    more = _ROUTES_OF_CHAT if "chat" in able else ()
+    adapters = ("adapters",) if entry.settings.adapters else ()
+    return tuple(dict.fromkeys((*able, *more, *adapters)))
+
+
+def _is_anthropic(request: Request) -> bool:
+    return "anthropic-version" in request.headers
 
 
 def discovery(parts: Parts) -> APIRouter:
@@ -79,7 +98,9 @@ def discovery(parts: Parts) -> APIRouter:
             state=state,
             context_window=entry.context,
             aliases=(*entry.settings.aliases, *entry.also),
-            capabilities=entry.capabilities if said is None else said,
+            capabilities=_all(entry.capabilities if said is None else said, entry),
+            defaults=entry.settings.sampling,
+            max_concurrency=entry.settings.max_concurrency,
             architecture=entry.architecture,
             quantization=entry.quantization,
             weights_bytes=entry.weights_bytes,
@@ -94,13 +115,19 @@ def discovery(parts: Parts) -> APIRouter:
         models = tuple(entry.id for entry in served())
         return Json(Service("mlx-supervisor", __version__, ROUTES, models))
 
+    def described(entry: ModelEntry) -> Info:
+        return info(entry.id, created=entry.created_s or parts.started_at, context=entry.context)
+
     @router.api_route("/v1/models", methods=READ)
-    async def models() -> Json:
+    async def models(request: Request) -> Json:
+        if _is_anthropic(request):
+            return Json(page([described(entry) for entry in served()], request.query_params))
         return Json(Cards(tuple(card(entry) for entry in served())))
 
     @router.api_route("/v1/models/{name:path}", methods=READ)
     async def model(request: Request) -> Json:
-        return Json(card(parts.catalog.resolve(request.path_params["name"])))
+        entry = parts.catalog.resolve(request.path_params["name"])
+        return Json(described(entry) if _is_anthropic(request) else card(entry))
 
     @router.api_route("/engine", methods=READ)
     async def engine() -> Json:

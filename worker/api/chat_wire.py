@@ -4,7 +4,7 @@ Sources: OpenAI's API reference, "Create chat completion"; vLLM's documentation 
 `structured_outputs` and `chat_template_kwargs`. Unknown fields are ignored.
 """
 
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -12,45 +12,15 @@ from msgspec import UNSET, Meta, UnsetType
 from shared.errors import invalid
 from shared.launch import Effort
 from worker.api.accepted_wire import AcceptedFields, check_accepted
+from worker.api.chat_messages import WireMessage, is_of_functions, message_of
 from worker.api.functions_wire import calling_functions, paired
 from worker.api.sampling_wire import MAX_ALTERNATIVES, request_fields
 from worker.api.structure_wire import structure_of
 from worker.api.tools_wire import Calling, calling
-from worker.api.validation import check_range, given
-from worker.request import Message, Request, Role, ToolCall
+from worker.api.validation import check_range, convert, given
+from worker.request import Request
 from worker.text.template import check_arguments
 from worker.text.thinking import thinking_arguments
-
-_ROLES: Final = get_args(Role)
-
-
-class WirePart(msgspec.Struct, frozen=True):
-    """A content part; only text is known, `refusal` is an assistant's own earlier text."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-class WireFunction(msgspec.Struct, frozen=True):
-    name: str
-    arguments: str | dict[str, Any] = ""
-
-
-class WireToolCall(msgspec.Struct, frozen=True):
-    function: WireFunction
-    id: str | None = None
-
-
-class WireMessage(msgspec.Struct, frozen=True):
-    role: str
-    content: str | list[WirePart] | None = None
-    name: str | None = None
-    tool_calls: list[WireToolCall] | None = None
-    function_call: WireFunction | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -97,14 +67,15 @@ def to_request(asked: ChatAsked) -> Request:
     if not asked.messages:
         raise invalid("`messages` must have at least one message.", param="messages")
     check_accepted(asked)
+    _check_shapes(asked)
     chosen = request_fields(asked)
     check_range(asked.max_tokens, "max_tokens", 1, float("inf"))
     check_range(asked.max_completion_tokens, "max_completion_tokens", 1, float("inf"))
     check_range(asked.max_reasoning_tokens, "max_reasoning_tokens", 0, float("inf"))
     check_arguments(asked.chat_template_kwargs or {}, "chat_template_kwargs")
     tools = _calling(asked)
-    messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(asked.messages))
-    if any(message.function_call or message.role == "function" for message in asked.messages):
+    messages = tuple(message_of(message, f"messages[{i}]") for i, message in enumerate(asked.messages))
+    if any(map(is_of_functions, asked.messages)):
         messages = paired(messages)
     return Request(
         messages=messages,
@@ -134,6 +105,45 @@ def _calling(asked: ChatAsked) -> Calling:
     return calling_functions(given(asked.functions), _choice(asked.function_call))
 
 
+class OfficialFunction(msgspec.Struct, frozen=True):
+    name: str
+    description: str | UnsetType = UNSET
+    parameters: dict[str, Any] | UnsetType = UNSET
+    strict: bool | None = None
+
+
+class OfficialTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
+    function: OfficialFunction
+
+
+class OfficialSchema(msgspec.Struct, frozen=True):
+    name: str
+    description: str | UnsetType = UNSET
+    schema: dict[str, Any] | UnsetType = UNSET
+    strict: bool | None = None
+
+
+class OfficialFormat(msgspec.Struct, frozen=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: OfficialSchema | UnsetType = UNSET
+
+
+def _check_shapes(asked: ChatAsked) -> None:
+    """Hold what is read further down, by parts that other APIs share, against the official schema."""
+    for index, tool in enumerate(given(asked.tools) or ()):
+        if tool.get("type") == "custom":
+            raise invalid(
+                f"`tools[{index}].type` can't be custom: a call has arguments as a JSON schema has them.",
+                param=f"tools[{index}].type",
+                code="unsupported_value",
+            )
+        convert(tool, OfficialTool, f"tools[{index}]")
+    for index, function in enumerate(given(asked.functions) or ()):
+        convert(function, OfficialFunction, f"functions[{index}]")
+    if asked.response_format is not UNSET:
+        convert(asked.response_format, OfficialFormat, "response_format")
+
+
 def _choice(choice: str | dict[str, Any] | UnsetType) -> str | dict[str, Any] | None:
     return None if choice is UNSET else choice
 
@@ -143,55 +153,3 @@ def _alternatives(asked: ChatAsked) -> int | None:
     if asked.top_logprobs and not asked.logprobs:
         raise invalid("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
     return asked.top_logprobs or 0 if asked.logprobs else None
-
-
-def _message(wire: WireMessage, param: str) -> Message:
-    if wire.role not in _ROLES:
-        raise invalid(
-            f"`{param}.role` must be one of {', '.join(_ROLES)}, not {wire.role[:40]!r}.",
-            param=f"{param}.role",
-        )
-    if wire.content is None and wire.role != "assistant":
-        raise invalid(f"`{param}.content` is required.", param=f"{param}.content")
-    functions = [call.function for call in wire.tool_calls or ()]
-    ids = [call.id for call in wire.tool_calls or ()]
-    if wire.function_call is not None:
-        functions, ids = [*functions, wire.function_call], [*ids, None]
-    return Message(
-        role=wire.role,  # type: ignore[arg-type]  # checked above
-        content=_text(wire.content, f"{param}.content"),
-        name=wire.name,
-        tool_calls=tuple(
-            ToolCall(function.name, parsed_arguments(function.arguments), call_id)
-            for function, call_id in zip(functions, ids, strict=True)
-        ),
-        tool_call_id=wire.tool_call_id,
-        reasoning=wire.reasoning_content or wire.reasoning or None,
-    )
-
-
-def _text(content: str | list[WirePart] | None, param: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for index, part in enumerate(content):
-        text = part.text if part.type == "text" else part.refusal if part.type == "refusal" else None
-        if part.type not in ("text", "refusal"):
-            raise invalid(
-                f"`{param}[{index}].type` must be text; {part.type[:40]!r} is not supported.",
-                param=f"{param}[{index}].type",
-            )
-        if text is None:
-            raise invalid(f"`{param}[{index}].{part.type}` is required.", param=f"{param}[{index}].text")
-        texts.append(text)
-    return "".join(texts)
-
-
-def parsed_arguments(arguments: str | dict[str, Any]) -> Any:
-    """Templates want the parsed object; what is not JSON stays the text it is."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return arguments

@@ -28,7 +28,7 @@ from shared.responses.items import (
     parse_item,
 )
 from shared.responses.sealed import unseal
-from worker.api.chat_wire import parsed_arguments
+from worker.api.chat_messages import parsed_arguments
 from worker.api.sampling_wire import SamplingFields, request_fields
 from worker.api.validation import check_range
 from worker.request import Message, Request, ToolCall

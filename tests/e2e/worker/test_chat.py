@@ -16,6 +16,9 @@ async def collect(worker: Worker, text: str = "Hello", **fields: Any) -> list[An
         return [event async for event in stream]
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": ""}}
+
+
 async def test_a_whole_answer_has_openais_shape() -> None:
     async with serving() as worker:
         body = await worker.answer(model="whatever-the-client-said")
@@ -26,6 +29,7 @@ async def test_a_whole_answer_has_openais_shape() -> None:
         "role": "assistant",
         "content": choice["message"]["content"],
         "refusal": None,
+        "annotations": [],
     }
     assert len(choice["message"]["content"]) == 16
     assert (choice["index"], choice["logprobs"], choice["finish_reason"]) == (0, None, "length")
@@ -197,7 +201,7 @@ async def test_roles_and_tool_turns_are_accepted() -> None:
         {"role": "developer", "content": "Be brief."},
         {"role": "system", "content": ""},
         {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "ann"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f"}}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "tool", "content": "3", "tool_call_id": "1"},
     ]
     async with serving() as worker:

@@ -5,11 +5,14 @@ import json
 import re
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shared.errors import PublicError
+from supervisor.routes.anthropic_models import info, page
 from tests.fixtures.wire import connected
 from tests.unit.front.doubles import says_ok, supervised
 
@@ -182,3 +185,59 @@ async def test_the_dashboard_shows_metrics_that_are_there(tmp_path: Path) -> Non
         for target in panel["targets"]:
             for name in re.findall(r"mlx_supervisor_\w+", target["expr"]):
                 assert {name, re.sub("_(bucket|count|sum)$", "", name)} & named, name
+
+
+async def test_anthropics_clients_get_models_in_their_shape(tmp_path: Path) -> None:
+    theirs = ("Host: localhost", "anthropic-version: 2023-06-01")
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        listed = json.loads((await wire.ask("/v1/models", headers=theirs)).body)
+        assert listed == {"data": [], "has_more": False, "first_id": None, "last_id": None}
+        entry = json.loads((await wire.ask("/v1/models/alias", headers=theirs)).body)
+        assert (entry["type"], entry["id"], entry["display_name"]) == ("model", "fake", "fake")
+        datetime.fromisoformat(entry["created_at"])
+        wrong = await wire.ask("/v1/models?limit=0", headers=theirs)
+        told = json.loads(wrong.body)
+        assert (wrong.status, told["error"]["param"]) == (400, "limit")
+
+
+def pages(**query: str) -> tuple[list[str], bool]:
+    models = [info(name, created=0, context=4096) for name in "abcde"]
+    shown = page(models, query)
+    ids = [entry.id for entry in shown.data]
+    assert (shown.first_id, shown.last_id) == ((ids[0], ids[-1]) if ids else (None, None))
+    return ids, shown.has_more
+
+
+def test_pages_of_models() -> None:
+    assert pages() == (["a", "b", "c", "d", "e"], False)
+    assert pages(limit="2") == (["a", "b"], True)
+    assert pages(limit="2", after_id="b") == (["c", "d"], True)
+    assert pages(limit="2", after_id="d") == (["e"], False)
+    assert pages(after_id="e") == ([], False)
+    assert pages(limit="2", before_id="d") == (["b", "c"], True)
+    assert pages(limit="9", before_id="c") == (["a", "b"], False)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"limit": "0"}, "limit"),
+        ({"limit": "x"}, "limit"),
+        ({"limit": "1001"}, "limit"),
+        ({"after_id": "gone"}, "after_id"),
+        ({"before_id": "gone"}, "before_id"),
+        ({"after_id": "a", "before_id": "c"}, "before_id"),
+    ],
+)
+def test_pages_that_are_none(query: dict[str, str], param: str) -> None:
+    with pytest.raises(PublicError) as raised:
+        pages(**query)
+    assert (raised.value.status, raised.value.param) == (400, param)
+
+
+async def test_a_card_tells_what_the_model_can_and_what_requests_get(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        card = json.loads((await wire.ask("/v1/models/fake")).body)
+        assert card["defaults"] == {} and card["max_concurrency"] == 8
+        if "chat" in card["capabilities"]:
+            assert {"completions", "messages", "responses", "decisions"} <= set(card["capabilities"])

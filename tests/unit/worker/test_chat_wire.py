@@ -194,9 +194,9 @@ def test_turns_of_functions_are_those_of_tools() -> None:
 
 
 def test_arguments_that_are_not_json_stay_text() -> None:
-    call = {"function": {"name": "f", "arguments": '{"a":'}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":'}}
     request = parse(messages=[{"role": "assistant", "tool_calls": [call]}])
-    assert request.messages[0].tool_calls == (ToolCall("f", '{"a":'),)
+    assert request.messages[0].tool_calls == (ToolCall("f", '{"a":', "1"),)
 
 
 def test_values_are_taken_over() -> None:

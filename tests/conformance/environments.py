@@ -1,0 +1,58 @@
+"""An environment for each tool, under build/: theirs and ours don't agree on libraries."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_BUILT = ROOT / "build" / "conformance"
+_UV = ROOT / ".venv" / "bin" / "uv"
+
+
+def environment(name: str) -> Path:
+    """The folder of programs of an environment with what `requirements/conformance-NAME.txt` locks."""
+    locked = ROOT / "requirements" / f"conformance-{name}.txt"
+    folder = _BUILT / name
+    stamp = folder / "locked"
+    digest = hashlib.sha256(locked.read_bytes()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != digest:
+        shutil.rmtree(folder, ignore_errors=True)
+        _run(_UV, "venv", "--quiet", "--python", sys.executable, folder)
+        python = folder / "bin" / "python"
+        _run(
+            _UV,
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            python,
+            "--no-deps",
+            "--require-hashes",
+            "-r",
+            locked,
+        )
+        stamp.write_text(digest)
+    return folder / "bin"
+
+
+def node_modules() -> Path:
+    """A folder with the scripts of `inside/node` and what their package-lock.json names. Needs npm."""
+    source = Path(__file__).parent / "inside" / "node"
+    folder = _BUILT / "node"
+    stamp = folder / "locked"
+    digest = hashlib.sha256((source / "package-lock.json").read_bytes()).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        shutil.copy(path, folder)
+    if not stamp.exists() or stamp.read_text() != digest:
+        _run("npm", "ci", "--silent", "--no-audit", "--no-fund", cwd=folder)
+        stamp.write_text(digest)
+    return folder
+
+
+def _run(*command: str | Path, cwd: Path | None = None) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
