@@ -14,6 +14,7 @@ from shared.errors import Api, PublicError
 from supervisor.catalog.catalog import ModelEntry
 from supervisor.http.exchange import Exchange
 from supervisor.pings import Ping, Pings
+from supervisor.telemetry.timelines import Mark
 from supervisor.workers.upstream import Upstream, UpstreamError, UpstreamResponse
 
 FORWARDED: Final = frozenset(
@@ -102,6 +103,8 @@ class Forwarded(NamedTuple):
     told: Sequence[tuple[bytes, bytes]] = ()
     """Headers of our own for the worker."""
     witness: Witness | None = None
+    mark: Mark | None = None
+    """Told when it has a place."""
 
 
 async def forward(request: Forwarded, pool: Slots) -> None:
@@ -131,6 +134,8 @@ async def _forward(request: Forwarded, pool: Slots) -> None:
     with request.exchange.while_connected():
         while True:
             async with pool.slot(request.entry, after=failed) as slot:
+                if request.mark is not None:
+                    request.mark.placed()
                 try:
                     async with await slot.upstream.request(
                         request.method, request.target, headers, request.body

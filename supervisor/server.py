@@ -16,6 +16,7 @@ from collections.abc import Coroutine, Sequence
 import uvloop
 
 from shared import __version__
+from shared.activity import Activity
 from shared.errors import PublicError
 from shared.importing import ImportProgress
 from shared.sockets import SocketPathError, bind_private, unlink_quietly
@@ -40,6 +41,7 @@ from supervisor.system.systemd import Notifier
 from supervisor.telemetry.events import Events
 from supervisor.telemetry.logs import Logs
 from supervisor.telemetry.tally import Tally
+from supervisor.telemetry.timelines import Timelines
 from supervisor.workers.pool import WORKER_COMMAND, Pool
 
 KEEP_ALIVE_S = 120.0
@@ -112,6 +114,7 @@ class Supervisor:
         self._database = Database(home.state_db, on_trouble=self._note_trouble)
         self._costs = Costs(self._machine, self._database)
         self._tally = Tally()
+        self._timelines = Timelines(events)
         events.subscribe(self._tally.take)
         self._pool = Pool(
             home=home,
@@ -119,7 +122,7 @@ class Supervisor:
             catalog=self._catalog,
             events=events,
             worker_command=worker_command,
-            on_activity=self._tally.hear,
+            on_activity=self._hear,
         )
         self._scanning = asyncio.Lock()
         self._downloads = Downloads(events, refresh=self._refresh)
@@ -152,6 +155,7 @@ class Supervisor:
                 settings=lambda: self._settings,
                 events=self._events,
                 tally=self._tally,
+                timelines=self._timelines,
             )
         )
         front = Front(
@@ -161,6 +165,7 @@ class Supervisor:
             responses=self._responses,
             routes=routes.public,
             tally=self._tally,
+            timelines=self._timelines,
         )
         servers = (
             HttpServer(front, [listener], keep_alive_s=KEEP_ALIVE_S),
@@ -189,6 +194,7 @@ class Supervisor:
             # Whoever watches events has seen all there was; their streams end before the servers do.
             self._events.emit("workers.gone")
             cut = sum([await server.stop(grace_s=FAREWELL_S) for server in servers])
+            self._timelines.close()
             await routes.close()
             await self._database.close()
             watching.cancel()
@@ -204,6 +210,10 @@ class Supervisor:
         # Disks may be slow. What is looked up meanwhile is what was there before.
         async with self._scanning:
             await asyncio.to_thread(self._catalog.refresh)
+
+    def _hear(self, model: str, activity: Activity) -> None:
+        self._tally.hear(model, activity)
+        self._timelines.hear(model, activity)
 
     async def _end_workers(self) -> None:
         """New requests are refused from here on; open ones get the drain time, or less by a second signal."""

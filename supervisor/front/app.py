@@ -4,6 +4,7 @@ Raw ASGI, because every request for a model comes through here. What is not forw
 FastAPI application of `routes/`; paths are compared as they were sent, so there is one spelling of each.
 """
 
+import time
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -24,6 +25,7 @@ from supervisor.routes.parts import Residents
 from supervisor.routes.refusals import method_not_allowed, not_found
 from supervisor.settings import Settings
 from supervisor.telemetry.tally import Tally
+from supervisor.telemetry.timelines import Mark, Timelines
 
 MAX_CONTROL_BODY_BYTES: Final = 1 << 20
 """Bodies of requests that the supervisor itself answers."""
@@ -31,6 +33,10 @@ MAX_CONTROL_BODY_BYTES: Final = 1 << 20
 
 MODEL: Final = "supervisor.model"
 """Where the scope holds the id of the model that a request turned out to be for."""
+CAME: Final = "supervisor.came"
+"""When it came, by the monotonic clock."""
+MARK: Final = "supervisor.mark"
+"""What writes its timeline, if it has one."""
 GONE: Final = 499
 """The status that is counted for a client that left before its answer began; nobody gets it."""
 
@@ -51,6 +57,7 @@ class Front:
         responses: Responses,
         routes: AsgiApp,
         tally: Tally,
+        timelines: Timelines,
     ) -> None:
         self._access = Access(settings.server)
         self._server = settings.server
@@ -60,8 +67,10 @@ class Front:
         self._responses = responses
         self._routes = routes
         self._tally = tally
+        self._timelines = timelines
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        scope[CAME] = time.monotonic()
         headers = dict(scope["headers"])
         api = Api.of_path(scope["path"], anthropic_client=b"anthropic-version" in headers)
         name = request_id(headers.get(HEADER))
@@ -82,7 +91,15 @@ class Front:
         path: bytes = scope["raw_path"]
         # Paths are made up by clients; series are not.
         route = path.decode() if path in FORWARDED else "other"
-        self._tally.answered(route, scope.get(MODEL, ""), Exchange.of(scope).status or GONE)
+        status = Exchange.of(scope).status or GONE
+        self._tally.answered(route, scope.get(MODEL, ""), status)
+        if (mark := scope.get(MARK)) is not None:
+            self._timelines.end(mark, status)
+
+    def _begin(self, scope: Any, fields: Fields) -> Mark:
+        mark = self._timelines.begin(fields[HEADER].decode(), scope["path"], scope[CAME])
+        scope[MARK] = mark
+        return mark
 
     async def _serve(
         self, scope: Any, fields: Fields, labels: Headers, receive: Any, send: Any, api: Api
@@ -130,8 +147,13 @@ class Front:
     async def _respond(self, scope: Any, fields: Fields, labels: Headers, receive: Any) -> None:
         body = await read_body(receive, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
 
+        # Only what asks for an answer; the rest is looked up.
+        mark = self._begin(scope, fields) if scope["method"] == "POST" else None
+
         def found(model: str) -> None:
             scope[MODEL] = model
+            if mark is not None:
+                mark.parsed(model, self._pool.state_of(model))
 
         await self._responses(
             Asked(
@@ -143,17 +165,29 @@ class Front:
                 body,
                 labels,
                 found,
+                mark,
             )
         )
 
     async def _forward(self, scope: Any, fields: Fields, labels: Headers, receive: Any, api: Api) -> None:
+        mark = self._begin(scope, fields)
         body = await read_body(receive, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
         wanted = wanted_of(body, self._catalog)
         scope[MODEL] = wanted.entry.id
+        mark.parsed(wanted.entry.id, self._pool.state_of(wanted.entry.id))
         path: bytes = scope["raw_path"]
         ping = ping_for(path, wanted.entry.id, self._server) if wanted.stream else None
         request = Forwarded(
-            Exchange.of(scope), wanted.entry, api, scope["method"], path, fields, wanted.body, labels, ping
+            Exchange.of(scope),
+            wanted.entry,
+            api,
+            scope["method"],
+            path,
+            fields,
+            wanted.body,
+            labels,
+            ping,
+            mark=mark,
         )
         await forward(request, self._pool)
 

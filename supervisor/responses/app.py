@@ -27,6 +27,7 @@ from supervisor.responses.queries import Query
 from supervisor.responses.recorder import Recorder
 from supervisor.responses.turns import Resolved, resolve
 from supervisor.settings import HistorySettings, ServerSettings
+from supervisor.telemetry.timelines import Mark
 
 _JSON: Final = (b"content-type", b"application/json")
 _MAX_SEQUENCE: Final = 10**12
@@ -44,6 +45,8 @@ class Asked(msgspec.Struct, frozen=True):
     labels: Sequence[tuple[bytes, bytes]]
     found: Callable[[str], None]
     """Told the id of the model, once it is known."""
+    mark: Mark | None = None
+    """Of its timeline."""
 
 
 class Responses:
@@ -186,6 +189,7 @@ class Responses:
             ping_for(path, request.entry.id, self._server) if request.asked.stream else None,
             told=(request.header(),),
             witness=recorder,
+            mark=asked.mark,
         )
 
     async def _compact(self, asked: Asked) -> Response:

@@ -8,6 +8,7 @@ from supervisor.routes.downloads import downloads, shown_downloads
 from supervisor.routes.metrics import metrics
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import answer_errors
+from supervisor.routes.stats import stats
 from supervisor.routes.storage import storage
 from supervisor.routes.watching import watching
 
@@ -19,6 +20,7 @@ def build_public_app(parts: Parts) -> FastAPI:
     app.include_router(shown_downloads(parts))
     app.include_router(watching(parts))
     app.include_router(metrics(parts))
+    app.include_router(stats(parts))
     app.include_router(control(parts))
     app.include_router(downloads(parts))
     app.include_router(storage(parts))

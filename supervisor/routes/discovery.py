@@ -22,6 +22,7 @@ ROUTES = (
     "GET /v1/models/{id}",
     "GET /health",
     "GET /engine",
+    "GET /stats",
     "GET /downloads",
 )
 

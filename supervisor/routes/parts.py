@@ -1,16 +1,19 @@
 """What the routes show and act on."""
 
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from shared.admin import CacheStats, Health
 from supervisor.catalog.catalog import Catalog, ModelEntry
 from supervisor.catalog.downloads import Downloads
 from supervisor.home import Home
 from supervisor.settings import Settings
 from supervisor.telemetry.events import Events
 from supervisor.telemetry.tally import Tally
+from supervisor.telemetry.timelines import Timelines
 from supervisor.workers.view import EngineView
 
 
@@ -21,6 +24,7 @@ class Residents(Protocol):
     def state_of(self, model_id: str) -> str | None: ...
     def capabilities_of(self, model_id: str) -> tuple[str, ...] | None: ...
     def folders(self) -> set[Path]: ...
+    async def ask_workers(self) -> Mapping[str, tuple[Health | None, CacheStats | None]]: ...
     async def load(self, entry: ModelEntry) -> None: ...
     async def unload(self, model_id: str) -> None: ...
 
@@ -44,3 +48,9 @@ class Parts:
     """Those that count now."""
     events: Events
     tally: Tally
+    timelines: Timelines
+    """Of the last requests."""
+
+    @property
+    def uptime_s(self) -> float:
+        return time.time() - self.started_at

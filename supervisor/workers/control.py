@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from shared.admin import DrainAsked, Drained, Health
+from shared.admin import CacheStats, DrainAsked, Drained, Health
 from supervisor.workers.upstream import Upstream, UpstreamError
 
 # Out of descriptors or memory: that says something about us and nothing about the worker.
@@ -27,6 +27,11 @@ class NoAnswer(Exception):  # noqa: N818  it is no error of ours
 async def ask_health(upstream: Upstream, *, timeout_s: float | None = None) -> Health:
     """What the worker says of itself. Raises NoAnswer."""
     return _read(await _ask(upstream, "GET", b"/admin/health", b"", timeout_s), Health)
+
+
+async def ask_cache(upstream: Upstream, *, timeout_s: float) -> CacheStats:
+    """What it keeps of earlier prompts. Raises NoAnswer."""
+    return _read(await _ask(upstream, "GET", b"/admin/cache", b"", timeout_s), CacheStats)
 
 
 async def ask_to_drain(upstream: Upstream, *, timeout_s: float) -> bool:

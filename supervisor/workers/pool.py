@@ -5,6 +5,7 @@ is done at once; nothing waits in between, so nothing needs a lock.
 """
 
 import asyncio
+import contextlib
 import itertools
 import math
 import os
@@ -18,6 +19,7 @@ from typing import Final
 
 from shared import __version__
 from shared.activity import Activity
+from shared.admin import CacheStats, Health
 from shared.errors import PublicError
 from supervisor.catalog.catalog import Catalog, ModelEntry
 from supervisor.home import Home
@@ -25,7 +27,8 @@ from supervisor.settings import Settings
 from supervisor.telemetry.events import Events
 from supervisor.workers import failures
 from supervisor.workers.actions import Action, Admit, Drain, Refuse, Spawn, Stop, Traits, Why
-from supervisor.workers.keeper import Keeper
+from supervisor.workers.control import NoAnswer, ask_cache, ask_health
+from supervisor.workers.keeper import Keeper, Life
 from supervisor.workers.launcher import Launcher
 from supervisor.workers.ledger import Ledger, sweep
 from supervisor.workers.residency import Residency
@@ -38,6 +41,8 @@ WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "worker")
 """-P: a folder named `worker` where the supervisor happens to be started is none of our program."""
 _LONGEST_TIMER_S: Final = 86_400.0
 _UNKILLABLE_S: Final = 2.0
+_STATS_S: Final = 1.0
+"""What a worker gets to answer a question that somebody is curious about."""
 """Past every grace: how long a process may take to die of SIGKILL before we end without it."""
 
 
@@ -127,6 +132,21 @@ class Pool:
             keeper.forget_deaths()
         self._do(self._residency.unload(model_id))
         await keeper.ended()
+
+    async def ask_workers(self) -> dict[str, tuple[Health | None, CacheStats | None]]:
+        """What every serving worker says now of its requests and of what it keeps; None is no answer."""
+
+        async def ask(keeper: Keeper, life: Life) -> tuple[str, tuple[Health | None, CacheStats | None]]:
+            health = cache = None
+            with contextlib.suppress(NoAnswer):
+                health = await ask_health(life.upstream, timeout_s=_STATS_S)
+                cache = await ask_cache(life.upstream, timeout_s=_STATS_S)
+            return keeper.id, (health, cache)
+
+        serving = [keeper for keeper in self._keepers.values() if keeper.state in ("ready", "leased")]
+        return dict(
+            await asyncio.gather(*(ask(keeper, keeper.life) for keeper in serving if keeper.life is not None))
+        )
 
     def state_of(self, model_id: str) -> str | None:
         """The state of the model's worker; None when it has none."""

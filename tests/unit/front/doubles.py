@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shared.admin import CacheStats, Health
 from shared.errors import PublicError
 from supervisor.catalog.catalog import Catalog, ModelEntry
 from supervisor.catalog.downloads import Downloads
@@ -22,6 +23,7 @@ from supervisor.routes.parts import Parts
 from supervisor.settings import ModelSettings, ServerSettings, Settings
 from supervisor.telemetry.events import Events
 from supervisor.telemetry.tally import Tally
+from supervisor.telemetry.timelines import Timelines
 from supervisor.workers.exits import Exit
 from supervisor.workers.upstream import Upstream
 from supervisor.workers.view import EngineView, SupervisorView, WorkerView
@@ -100,6 +102,9 @@ class FixedPool:
             for model_id, state in self.states.items()
         )
         return EngineView(SupervisorView("0", 1, 0.0, "home"), workers, None, ())
+
+    async def ask_workers(self) -> dict[str, tuple[Health | None, CacheStats | None]]:
+        return {}
 
     async def load(self, entry: ModelEntry) -> None:
         self.loaded.append(entry.id)
@@ -181,6 +186,7 @@ async def supervised(
             catalog.refresh()
 
         events, tally = Events(), Tally()
+        timelines = Timelines(events)
         downloads = Downloads(events, refresh=refresh, command=downloader)
         stack.push_async_callback(downloads.close)
         routes = Routes(
@@ -196,6 +202,7 @@ async def supervised(
                 Settings,
                 events,
                 tally,
+                timelines,
             )
         )
         database = Database(home.state_db)
@@ -213,6 +220,7 @@ async def supervised(
             responses=responses,
             routes=routes.public,
             tally=tally,
+            timelines=timelines,
         )
         public = HttpServer(front, [listener], keep_alive_s=keep_alive_s, limits=limits)
         private = HttpServer(routes.control, [control_listener], keep_alive_s=keep_alive_s)

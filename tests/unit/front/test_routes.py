@@ -241,3 +241,25 @@ async def test_a_card_tells_what_the_model_can_and_what_requests_get(tmp_path: P
         assert card["defaults"] == {} and card["max_concurrency"] == 8
         if "chat" in card["capabilities"]:
             assert {"completions", "messages", "responses", "decisions"} <= set(card["capabilities"])
+
+
+async def test_a_request_can_be_looked_up_by_its_name(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        named = ("Host: localhost", "X-Request-Id: mine")
+        await wire.ask("/v1/chat/completions", b'{"model": "alias"}', headers=named)
+        line = json.loads((await wire.ask("/stats?request=mine")).body)
+        assert (line["id"], line["route"], line["model"]) == ("mine", "/v1/chat/completions", "fake")
+        assert line["status"] == 200
+        assert 0 <= line["parsed_ms"] <= line["placed_ms"] <= line["ended_ms"]
+        missing = await wire.ask("/stats?request=other")
+        told = json.loads(missing.body)["error"]
+        assert (missing.status, told["code"], told["param"]) == (404, "request_not_found", "request")
+
+
+async def test_stats(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        here.pool.states["fake"] = "ready"
+        await wire.ask("/v1/chat/completions", b'{"model": "alias"}')
+        stats = json.loads((await wire.ask("/stats")).body)
+        assert stats["server"]["requests"] >= 1
+        assert [(worker["id"], worker["admission"]) for worker in stats["workers"]] == [("fake", None)]

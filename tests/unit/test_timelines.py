@@ -1,0 +1,79 @@
+"""What became of each of the last requests, and when."""
+
+import time
+from typing import Any
+
+from shared.activity import FirstToken, RequestFinished, RequestStarted
+from supervisor.telemetry.events import Event, Events
+from supervisor.telemetry.timelines import KEPT, Timelines
+
+
+def watched() -> tuple[Timelines, list[Event]]:
+    events, seen = Events(), list[Event]()
+    events.subscribe(seen.append)
+    return Timelines(events), seen
+
+
+def worked(timelines: Timelines, name: str, at: float, **started: Any) -> None:
+    """What a worker tells of a whole request: prepared, admitted, first and last token."""
+    timelines.hear("m", RequestStarted("r1", at, "chat", 7, request_id=name, **started))
+    timelines.hear("m", FirstToken("r1", at + 0.3, queued_s=0.1, ttft_s=0.3))
+    finished = RequestFinished("r1", at + 1, "stop", 7, 3, 9, total_s=1.0)
+    timelines.hear("m", finished)
+
+
+async def test_a_request_from_its_coming_to_its_end() -> None:
+    timelines, seen = watched()
+    came = time.monotonic()
+    mark = timelines.begin("a", "/v1/messages", came)
+    mark.parsed("m", "ready")
+    mark.placed()
+    worked(timelines, "a", came + 1)
+    assert not seen, "the answer is not over"
+    timelines.end(mark, 200)
+    line = timelines.find("a")
+    assert line is not None and line.parsed_ms is not None and line.placed_ms is not None
+    assert 0 <= line.parsed_ms <= line.placed_ms < 900
+    assert (line.prepared_ms, line.admitted_ms) == (1000, 1100)
+    assert (line.first_token_ms, line.last_token_ms) == (1300, 2000)
+    assert (line.tokens_in, line.tokens_cached, line.tokens_out, line.ended) == (7, 3, 9, "stop")
+    (event,) = seen
+    assert event.kind == "request.finished"
+    assert (event.fields["request"], event.fields["status"], event.fields["tokens_out"]) == ("a", 200, 9)
+
+
+async def test_what_the_worker_tells_may_come_after_the_end() -> None:
+    timelines, seen = watched()
+    mark = timelines.begin("a", "/v1/messages", time.monotonic())
+    timelines.end(mark, 200)
+    assert not seen
+    worked(timelines, "a", time.monotonic())
+    assert [event.fields["tokens_out"] for event in seen] == [9]
+    timelines.close()
+    assert len(seen) == 1, "it is told once"
+
+
+async def test_what_no_worker_saw_is_told_as_far_as_it_came() -> None:
+    timelines, seen = watched()
+    timelines.end(timelines.begin("a", "/v1/messages", time.monotonic()), 404)
+    timelines.close()
+    assert [event.fields["status"] for event in seen] == [404]
+    assert "model" not in seen[0].fields
+
+
+async def test_a_thousand_are_kept_and_a_name_finds_its_last() -> None:
+    timelines, _ = watched()
+    for number in range(KEPT + 1):
+        timelines.begin(str(number), "/v1/messages", 0.0)
+    assert timelines.find("0") is None and timelines.find("1") is not None
+    timelines.begin("1", "/v1/completions", 0.0)
+    again = timelines.find("1")
+    assert again is not None and again.route == "/v1/completions"
+    assert timelines.find("2") is not None
+
+
+async def test_requests_of_others_are_no_concern() -> None:
+    timelines, seen = watched()
+    worked(timelines, "unknown", 0.0)
+    timelines.hear("m", RequestStarted("r2", 0.0, "memory", 3))
+    assert not seen
