@@ -25,7 +25,7 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _PAGE: Final = re.compile(r"https?://[^/]+/|hf\.co/|huggingface\.co/")
 _SHOWN_CHARACTERS: Final = 120
 
-Phase = Literal["asking", "waiting", "checking", "downloading"]
+Phase = Literal["asking", "waiting", "downloading"]
 FailureCode = Literal[
     "bad_name",
     "not_found",

@@ -105,7 +105,7 @@ class Download:
                 self._progress = PullProgress("downloading", event.there_bytes, event.total_bytes)
                 self._rate.add(now_s, event.there_bytes)
             case PullProgress():
-                self.state = "downloading" if event.phase == "checking" else event.phase
+                self.state = event.phase
                 self._progress = event
                 self._rate.add(now_s, event.done_bytes)
             case _:
@@ -117,6 +117,11 @@ class Download:
 
     def fail(self, code: str, problem: str) -> None:
         self.state, self._code, self._problem = "failed", code, problem
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is something of it on the disk."""
+        return self._plan is not None
 
     def cancel(self) -> None:
         self.state = "cancelled"
@@ -225,6 +230,8 @@ class Downloads:
             found = await asyncio.to_thread(Scanner().scan, Path(pulled.directory))
             await self._refresh()
         except ModelPullError as error:
+            if download.has_begun:
+                await self._refresh()  # half a model is shown as what it is
             download.fail(error.code, str(error))
             self._tell("failed", request, level="warning", code=error.code, reason=str(error))
         else:
@@ -274,7 +281,10 @@ class Downloads:
     async def cancel(self, repo: str) -> DownloadView:
         """End the download of `repo`; what it brought is kept. One that has ended is left as it is."""
         download = self._find(repo)
-        await self._cancel([download])
+        if download.state not in ENDED:
+            await self._cancel([download])
+            if download.has_begun:
+                await self._refresh()
         return download.view()
 
     async def close(self) -> None:

@@ -86,9 +86,9 @@ def _pull_there(client: "Client", name: "RepoName", include: list[str], *, cance
     wanted = {"repo": name.repo, "revision": name.revision, "include": include, "token": token}
     view = read(client.post("/api/downloads", wanted, timeout_s=10))
     joined = view.repo in before
-    if joined:
-        say(f"{name.shown} is being downloaded already; this is how far it is")
     try:
+        if joined:
+            say(f"{name.shown} is being downloaded already; this is how far it is")
         _follow(name, view, lambda: read(client.get(f"{target}?wait_s={_LOOK_S}")))
     except KeyboardInterrupt:
         if joined:

@@ -43,7 +43,12 @@ def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "problem", facts["problem"]
     if facts["aliases"]:
         yield "aliases", ", ".join(facts["aliases"])
-    yield "architecture", facts["architecture"] or "unknown"
+    if facts["also"]:
+        yield "found as", ", ".join(facts["also"])
+    packed = f", {facts['quantization']}" if facts["quantization"] else ""
+    yield "architecture", (facts["architecture"] or "unknown") + packed
+    if facts["capabilities"]:
+        yield "can", ", ".join(facts["capabilities"])
     yield "context", f"{facts['context']} tokens" if facts["context"] else "unknown"
     yield "weights", format_size(facts["weights_bytes"])
     if (disk := facts["disk"]) is not None:

@@ -61,7 +61,7 @@ def check_service(status: Callable[[], ServiceStatus]) -> list[Finding]:
     try:
         told = status()
     except ServiceError as error:
-        return [ok("service", f"can't be asked: {error}")]
+        return [ok("service", f"none: {str(error).partition(': ')[0]}")]
     if not told.installed:
         return [
             ok(

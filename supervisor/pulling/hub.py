@@ -2,13 +2,14 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Final
+from pathlib import Path
+from typing import Final, Self
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import (
     DisabledRepoError,
     EntryNotFoundError,
@@ -212,6 +213,31 @@ class Hub:
                 "hub_error", f"{self._endpoint} does not answer as a hub does ({type(error).__name__})"
             ) from error
 
+    def fetch_whole(
+        self, wanted: RepoName, commit: str, path: str, cache: Path, told: Callable[[int], None]
+    ) -> None:
+        """Have the client download one file into the cache at `cache` by the means that it prefers, Xet.
+
+        Broken off, it begins anew the next time. Whatever was told is taken back when it fails.
+        """
+        progress = _progress_class(told)
+        try:
+            with self._told(wanted):
+                hf_hub_download(
+                    wanted.repo,
+                    path,
+                    revision=commit,
+                    cache_dir=cache,
+                    endpoint=self._endpoint,
+                    token=self._token,
+                    library_name="mlx-supervisor",
+                    library_version=__version__,
+                    tqdm_class=progress,  # it mimics one, as the client allows
+                )
+        except BaseException:
+            told(-progress.told_bytes)
+            raise
+
     def unreachable(self, error: httpx2.TransportError) -> PullError:
         """The sentence for a hub that can't be reached, or no longer."""
         reason = str(error).strip().rstrip(".") or type(error).__name__
@@ -243,6 +269,36 @@ class Hub:
         if "authorization" in headers:
             return f"your login {insufficient}"
         return "you are not logged in; log in with `hf auth login` or set HF_TOKEN"
+
+
+def _progress_class(told: Callable[[int], None]) -> "type[_Progress]":
+    """A class of progress bars, as the client makes one for each file, that draws nothing."""
+    return type("Progress", (_Progress,), {"told": staticmethod(told), "told_bytes": 0})
+
+
+class _Progress:
+    """What the client calls of a progress bar."""
+
+    told: Callable[[int], None]
+    told_bytes = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, amount: float | None = 1) -> None:
+        change = int(amount or 0)
+        type(self).told_bytes += change
+        type(self).told(change)
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        """The rest is for the eye."""
+        return lambda *_, **__: None
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:

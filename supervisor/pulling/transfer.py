@@ -14,6 +14,8 @@ from supervisor.pulling.cache import RepoFolder
 from supervisor.pulling.errors import DamagedError, PassingError, PullError
 from supervisor.pulling.hub import Checksum, Hub
 
+LARGEST_OVER_HTTP: Final = 50_000_000_000
+"""The hub serves no larger file but by Xet, which the client speaks."""
 _TRIES: Final = 5
 """Broken connections in a row, without a byte between them, until the file is given up."""
 _READ_BYTES: Final = 8 << 20
@@ -56,6 +58,9 @@ class Transfers:
         """
         if self._folder.has(file):
             return
+        if file.size_bytes > LARGEST_OVER_HTTP:
+            self._fetch_whole(file)
+            return
         try:
             self._fill(file)
         except DamagedError:
@@ -68,6 +73,21 @@ class Transfers:
                     f"{file.path} of {self._wanted.shown} arrived damaged twice ({error}) and was "
                     "thrown away; try again later",
                 ) from error
+
+    def _fetch_whole(self, file: PullFile) -> None:
+        self._hub.fetch_whole(self._wanted, self._commit, file.path, self._folder.path.parent, self._told)
+        checksum = Checksum(file.blob, file.size_bytes)
+        blob = self._folder.blob(file.blob)
+        with blob.open("rb") as content:
+            while data := content.read(_READ_BYTES):
+                self._raise_if_stopping()
+                checksum.update(data)
+        if not checksum.is_right():
+            self._throw_away(blob, file.size_bytes)
+            raise PullError(
+                "damaged",
+                f"{file.path} of {self._wanted.shown} arrived damaged and was thrown away; try again",
+            )
 
     def _fill(self, file: PullFile) -> None:
         partial = self._folder.partial(file.blob)

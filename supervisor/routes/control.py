@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request
 
 from shared import __version__
 from shared.errors import PublicError
-from supervisor.catalog.catalog import ModelEntry
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import READ, Json
+from supervisor.routes.views import ModelView, view_of
 from supervisor.settings.shown import ShownValue, shown_values
 
 
@@ -25,30 +25,6 @@ class Status(msgspec.Struct, frozen=True):
     home: str
     url: str
     log: str
-
-
-class ModelView(msgspec.Struct, frozen=True):
-    """One model of `GET /api/models`, loadable or not."""
-
-    id: str
-    state: str | None
-    problem: str | None
-    architecture: str | None
-    quantization: str | None
-    context: int | None
-    weights_bytes: int
-    capabilities: tuple[str, ...]
-    """What it can do: as its worker said, or as its files tell."""
-    vision: bool
-    """Whether it was made to see as well."""
-    aliases: tuple[str, ...]
-    also: tuple[str, ...]
-    """Ids under which its folder was found, where the configuration gives it another."""
-    pin: bool
-    place: str
-    path: str
-    revision: str | None
-    """The commit, of one from the hub."""
 
 
 class ModelViews(msgspec.Struct, frozen=True):
@@ -88,26 +64,6 @@ def control(parts: Parts) -> APIRouter:
     """The routes of the control surface."""
     router = APIRouter(prefix="/api", redirect_slashes=False)
 
-    def view(entry: ModelEntry) -> ModelView:
-        said = parts.pool.capabilities_of(entry.id)
-        return ModelView(
-            id=entry.id,
-            state=parts.pool.state_of(entry.id),
-            problem=entry.problem,
-            architecture=entry.architecture,
-            quantization=entry.quantization,
-            context=entry.context,
-            weights_bytes=entry.weights_bytes,
-            capabilities=entry.capabilities if said is None else said,
-            vision=entry.vision,
-            aliases=entry.settings.aliases,
-            also=entry.also,
-            pin=entry.settings.pin,
-            place=entry.place,
-            path=str(entry.directory),
-            revision=entry.revision,
-        )
-
     @router.api_route("/status", methods=READ)
     async def status() -> Json:
         home = parts.home
@@ -126,7 +82,11 @@ def control(parts: Parts) -> APIRouter:
 
     @router.api_route("/models", methods=READ)
     async def models() -> Json:
-        return Json(ModelViews(tuple(map(view, parts.catalog.entries())), parts.catalog.problems))
+        return Json(
+            ModelViews(
+                tuple(view_of(parts, entry) for entry in parts.catalog.entries()), parts.catalog.problems
+            )
+        )
 
     @router.post("/models/{name:path}/load")
     async def load(request: Request) -> Json:

@@ -11,20 +11,13 @@ from supervisor.catalog.storage import DiskView, GarbageViews, RemovedView, Stor
 from supervisor.routes.parts import Parts
 from supervisor.routes.refusals import method_not_allowed
 from supervisor.routes.replies import READ, Json
+from supervisor.routes.views import ModelView, view_of
 from supervisor.workers.view import WorkerView
 
 
-class ModelDetails(msgspec.Struct, frozen=True):
+class ModelDetails(ModelView, frozen=True, kw_only=True):
     """`GET /api/models/{id}`: all that is known of one model."""
 
-    id: str
-    state: str | None
-    problem: str | None
-    architecture: str | None
-    context: int | None
-    weights_bytes: int
-    aliases: tuple[str, ...]
-    pin: bool
     preload: bool
     adapters: tuple[str, ...]
     configured: bool
@@ -62,14 +55,7 @@ def storage(parts: Parts) -> APIRouter:
         disk = await asyncio.to_thread(files.on_disk, entry)
         return Json(
             ModelDetails(
-                id=entry.id,
-                state=parts.pool.state_of(entry.id),
-                problem=entry.problem,
-                architecture=entry.architecture,
-                context=entry.context,
-                weights_bytes=entry.weights_bytes,
-                aliases=entry.settings.aliases,
-                pin=entry.settings.pin,
+                **msgspec.structs.asdict(view_of(parts, entry)),
                 preload=entry.settings.preload,
                 adapters=tuple(entry.settings.adapters),
                 configured=entry.id in settings.models,

@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.catalog.catalog import Catalog
+from supervisor.home import Home
+from supervisor.settings import Settings
 from tests.fixtures.harness import CLI, ROOT, Service
 from tests.fixtures.hub import GOOD_TOKEN, FakeHub, Gate, Repo, model_files
+from tests.fixtures.models import write_fake_model
 
 WEIGHTS = "model.safetensors"
 
@@ -184,6 +188,7 @@ def test_without_a_supervisor(hub: FakeHub, tmp_path: Path) -> None:
 def test_a_supervisor_that_stops_ends_its_downloads(hub: FakeHub, tmp_path: Path) -> None:
     gate = hub.gates[WEIGHTS] = Gate(120_000)
     environ = hub.environ(str(tmp_path / "cache"))
+    write_fake_model(Home.open(tmp_path / "home").models / "one")
     with Service(tmp_path / "home", fake=True, environ=environ) as service:
         service.client.post("/api/downloads", json={"repo": "org/other"}).raise_for_status()
         assert gate.reached.wait(20)
@@ -192,3 +197,7 @@ def test_a_supervisor_that_stops_ends_its_downloads(hub: FakeHub, tmp_path: Path
         assert "download.cancelled repo=org/other" in log
     record = next((tmp_path / "cache").rglob(".mlx-supervisor.json"))
     assert json.loads(record.read_bytes())["repo"] == "org/other"
+    catalog = Catalog(Home.find(tmp_path / "home"), Settings(), environ)
+    assert {entry.id: entry.problem for entry in catalog.entries()}["org/other"] == (
+        "its download has not finished; go on with: mlx-supervisor pull org/other"
+    )

@@ -94,6 +94,7 @@ async def test_cancelled_and_begun_again(tmp_path: Path) -> None:
     assert (view.state, view.done_bytes) == ("cancelled", 400)
     assert not own_children()
     assert here.kinds[-1] == "download.cancelled"
+    assert here.refreshed == 1
     # Once more is no news, and then it can be begun anew; the list has each repository once.
     assert (await here.downloads.cancel("org/model")).state == "cancelled"
     assert here.downloads.start(MODEL)[1]

@@ -15,6 +15,7 @@ from huggingface_hub import close_session, constants
 from shared.pulling import Pulled, PullEvent, PullPlan, PullProgress, PullRequest, parse_repo
 from supervisor.catalog.pull import PULLER, ModelPullError, pull_environment, pull_model
 from supervisor.catalog.scan import Scanner
+from supervisor.pulling import transfer
 from supervisor.pulling.errors import PullError
 from supervisor.pulling.pull import pull
 from tests.fixtures.hub import GOOD_TOKEN, FakeHub, Gate, Repo, model_files, sha256
@@ -420,6 +421,25 @@ async def test_files_that_can_also_be_had_by_xet_arrive_either_way(
     """Over HTTP, because there a file goes on where it broke off."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", disabled)
     hub.xet = True
+    await Pull(hub, cache).run()
+    assert is_whole(cache, hub.repos["org/model"].files)
+
+
+async def test_a_file_too_large_for_http_is_left_to_the_client(
+    hub: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes Xet for it; here it takes HTTP, all the rest is the same."""
+    monkeypatch.setattr(transfer, "LARGEST_OVER_HTTP", 100_000)
+    pull = Pull(hub, cache)
+    pulled = await pull.run()
+    assert is_whole(cache, hub.repos["org/model"].files)
+    assert pulled.fetched_bytes == pulled.total_bytes
+    last = [event for event in pull.events if isinstance(event, PullProgress)][-1]
+    assert last.done_bytes == pulled.total_bytes
+    hub.repos["org/model"].files = model_files(seed=5)
+    hub.corrupt = {WEIGHTS: 9}
+    assert "arrived damaged and was thrown away" in await Pull(hub, cache).fail("damaged")
+    hub.corrupt.clear()
     await Pull(hub, cache).run()
     assert is_whole(cache, hub.repos["org/model"].files)
 
