@@ -1,6 +1,7 @@
 """Joins the processes that compute one model together, by the variables and the file that mlx reads."""
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -34,9 +35,9 @@ def _port(ip: str) -> int:
             try:
                 probe.bind((ip, port))
             except OSError as error:
-                if error.errno is not None and error.errno != 98 and error.errno != 48:
-                    return port  # not an address of this machine
-                continue
+                if error.errno == errno.EADDRINUSE:
+                    continue
+                # Another machine's address, of which nothing is known here.
             return port
     raise GroupError("there is no free port for the ranks to meet at")
 

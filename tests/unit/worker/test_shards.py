@@ -1,16 +1,18 @@
 """What rank 0 tells is all that the others need to do the same: a leading and a following batch, in step."""
 
+import socket
 from typing import Any
 
 import mlx.core as mx
 import msgspec
 import pytest
 
-from shared.launch import Host
+from shared.launch import Host, Shards
 from tests.unit.worker.test_batch import GREEDY, TINY, alone, loaded, row
 from worker.engine.prompt_cache import PromptCache
 from worker.engine.rows import Row
 from worker.shard import __main__ as follower
+from worker.shard import group
 from worker.shard.batch import Clock, FollowingBatch, FollowingRows, LeadingBatch, LeadingCache
 from worker.shard.orders import Join, Order, Shrink, decode_order
 from worker.shard.ranks import command
@@ -140,3 +142,16 @@ def test_other_machines_are_reached_by_ssh() -> None:
     assert there[0] == "ssh" and there[-2] == "me@studio.local"
     assert there[there.index("--") + 1] == "me@studio.local"
     assert here[1:] == ["-m", "worker.shard"] and there[-1].endswith("-m worker.shard")
+
+
+def test_ranks_listen_where_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        number = taken.getsockname()[1]
+        numbers = iter([number, number + 1, 50_000])
+        monkeypatch.setattr(group, "_FIRST_PORT", 0)
+        monkeypatch.setattr("secrets.randbelow", lambda below: next(numbers))
+        hosts = (Host("127.0.0.1", ("127.0.0.1",)), Host("far", ("192.0.2.1",)))
+        (here,), (far,) = group.choose_addresses(Shards(hosts))
+    assert here == f"127.0.0.1:{number + 1}"
+    assert far == "192.0.2.1:50000"
