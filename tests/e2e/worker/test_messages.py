@@ -16,6 +16,8 @@ from tests.e2e.worker.serving import TINY, Worker, content, serving
 from tests.fixtures.tiny import Tiny
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
+LONG = "Tell me what there is to see from the hill above the harbour, and how to get there."
+"""The end of a prompt is always computed: a short one is all end."""
 TOOL: Any = {
     "name": "get_weather",
     "description": "Get the weather.",
@@ -46,13 +48,14 @@ async def connected(
 
 async def test_text_is_the_same_whole_streamed_and_as_chat_has_it() -> None:
     async with connected() as (worker, client):
-        asked: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 24, **GREEDY}
+        messages: Any = [{"role": "user", "content": LONG}]
+        asked: Any = {"model": "tiny", "messages": messages, "max_tokens": 24, **GREEDY}
         whole = await client.messages.create(**asked)
         async with client.messages.stream(**asked) as stream:
             pieces = [text async for text in stream.text_stream]
             final = await stream.get_final_message()
-        chat = await worker.answer(max_tokens=24)
-        async with worker.stream(max_tokens=24) as raw:
+        chat = await worker.answer(LONG, max_tokens=24)
+        async with worker.stream(LONG, max_tokens=24) as raw:
             streamed = content([event async for event in raw])
     (block,) = whole.content
     assert isinstance(block, TextBlock)
@@ -96,8 +99,9 @@ async def test_an_answer_goes_on_from_what_was_said() -> None:
 
 async def test_no_tokens_compute_the_prompt_only() -> None:
     async with connected() as (_, client):
-        first = await client.messages.create(model="tiny", messages=HELLO, max_tokens=0)
-        second = await client.messages.create(model="tiny", messages=HELLO, max_tokens=1)
+        messages: Any = [{"role": "user", "content": LONG}]
+        first = await client.messages.create(model="tiny", messages=messages, max_tokens=0)
+        second = await client.messages.create(model="tiny", messages=messages, max_tokens=1)
     assert first.content == [] and first.stop_reason == "max_tokens"
     assert second.usage.cache_read_input_tokens
 
