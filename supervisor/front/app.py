@@ -19,7 +19,7 @@ from supervisor.http.exchange import AsgiApp, ClientGone, Exchange, Message, sen
 from supervisor.pings import ping_for
 from supervisor.relay import FORWARDED, Forwarded, Slots, forward
 from supervisor.responses.app import Asked, Responses
-from supervisor.responses.paths import is_ours
+from supervisor.responses.paths import RESPONDED, is_ours
 from supervisor.routes.health import health_of
 from supervisor.routes.parts import Residents
 from supervisor.routes.refusals import method_not_allowed, not_found
@@ -90,7 +90,8 @@ class Front:
     def _count(self, scope: Any) -> None:
         path: bytes = scope["raw_path"]
         # Paths are made up by clients; series are not.
-        route = path.decode() if path in FORWARDED else "other"
+        known = path in FORWARDED or path in RESPONDED
+        route = path.decode() if known else "other"
         status = Exchange.of(scope).status or GONE
         self._tally.answered(route, scope.get(MODEL, ""), status)
         if (mark := scope.get(MARK)) is not None:

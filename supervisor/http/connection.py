@@ -19,6 +19,7 @@ from supervisor.http.exchange import (
     status_line,
 )
 from supervisor.http.reader import Head, Limits, Reading, Refusal, RequestReader
+from supervisor.http.upgraded import Upgraded
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class HttpConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._probe_timer: asyncio.TimerHandle | None = None
+        self._upgraded: Upgraded | None = None
+        """What it speaks now is not HTTP."""
 
     # asyncio.Protocol
 
@@ -78,6 +81,9 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
+        if self._upgraded is not None:
+            self._upgraded.feed(data)
+            return
         try:
             self._reader.feed(data)
         except Refusal as refusal:
@@ -89,6 +95,9 @@ class HttpConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Keep a half-closed connection while an answer is due, if the client turns out to be there still."""
+        if self._upgraded is not None:
+            self._upgraded.end()
+            return False
         if self._exchanges and not self._exchanges[-1].body_complete:
             self._exchanges.pop().lose()
         self._deaf = True
@@ -110,15 +119,21 @@ class HttpConnection(asyncio.Protocol):
         self._timer = self._probe_timer = None
         self._lose()
         self.resume_writing()
+        if self._upgraded is not None:
+            self._upgraded.end()
 
     def pause_writing(self) -> None:
         if self.blocked is None:
             self.blocked = self.loop.create_future()
+        if self._upgraded is not None:
+            self._upgraded.pause()
 
     def resume_writing(self) -> None:
         blocked, self.blocked = self.blocked, None
         if blocked is not None and not blocked.done():
             blocked.set_result(None)
+        if self._upgraded is not None:
+            self._upgraded.resume()
 
     # Called by the reader.
 
@@ -177,7 +192,7 @@ class HttpConnection(asyncio.Protocol):
             raise
         except Exception:
             log.exception("the application failed on %s %s", scope["method"], scope["path"])
-            if exchange.started and not exchange.complete:
+            if self._upgraded is not None or (exchange.started and not exchange.complete):
                 self.abort()
             elif not exchange.started:
                 error = PublicError(
@@ -187,6 +202,13 @@ class HttpConnection(asyncio.Protocol):
         else:
             if not exchange.complete and not exchange.gone:
                 self.abort()
+
+    def upgraded(self, exchange: Exchange) -> Upgraded:
+        """Called by the exchange in turn when the rest of the connection is not HTTP."""
+        self._exchanges.remove(exchange)
+        self._deadline = math.inf
+        self._upgraded = Upgraded(self.transport)
+        return self._upgraded
 
     def finished(self, exchange: Exchange) -> None:
         """Called by the exchange in turn when its answer is complete."""
@@ -256,6 +278,9 @@ class HttpConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close when the answers that are due have gone out; at once if there is none."""
         self._closing = True
+        if self._upgraded is not None:
+            self._upgraded.end()
+            return
         if not self._exchanges:
             self._deaf = True
             self.transport.close()

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Protocol
 
 from shared.errors import Api, PublicError
+from supervisor.http.upgraded import Upgraded
 
 Scope = dict[str, Any]
 Message = dict[str, Any]
@@ -67,6 +68,7 @@ class Wire(Protocol):
 
     def body_taken(self) -> None: ...
     def finished(self, exchange: "Exchange") -> None: ...
+    def upgraded(self, exchange: "Exchange") -> Upgraded: ...
     def abort(self) -> None: ...
 
 
@@ -259,6 +261,17 @@ class Exchange:
         self.complete = True
         self._wake()
         self._wire.finished(self)
+
+    def upgrade(self, headers: Iterable[tuple[bytes, bytes]]) -> Upgraded:
+        """Answer 101: from here on the connection speaks what the request offered. Raises ClientGone."""
+        if self.gone:
+            raise ClientGone
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        self.started = self.complete = True
+        self.status = 101
+        upgraded = self._wire.upgraded(self)
+        self._wire.transport.write(b"".join([status_line(101), b"connection: upgrade\r\n", *lines, b"\r\n"]))
+        return upgraded
 
     def abort(self) -> None:
         """Cut the connection, so that the client can't take what it got for a whole answer."""

@@ -23,6 +23,7 @@ from supervisor.relay import Forwarded, Slots, Wanted, forward
 from supervisor.responses.background import Background, replay
 from supervisor.responses.condensing import compacted, fitted
 from supervisor.responses.conversing import Conversing
+from supervisor.responses.failures import history_unavailable
 from supervisor.responses.queries import Query
 from supervisor.responses.recorder import Recorder
 from supervisor.responses.turns import Resolved, resolve
@@ -81,12 +82,7 @@ class Responses:
         try:
             await self._dispatch(asked)
         except DatabaseError as error:
-            raise PublicError(
-                503,
-                "history_unavailable",
-                f"What is kept of responses can't be read or written now: {error}. "
-                "Requests with `store: false` and their whole input do without.",
-            ) from error
+            raise history_unavailable(error) from error
 
     async def _dispatch(self, asked: Asked) -> None:
         # ["v1", "responses", ...]
@@ -95,6 +91,8 @@ class Responses:
         method = "GET" if asked.method == "HEAD" else asked.method
         conversing = self._conversing
         match names[1:]:
+            case ["responses"] if method == "GET" and _is_websocket(asked.fields):
+                await self._converse(asked)
             case ["responses"]:
                 _only(method, "POST")
                 await self._create(asked)
@@ -169,6 +167,19 @@ class Responses:
             await forward(self._forwarded(asked, request, b"/v1/responses", recorder), self._pool)
         finally:
             recorder.left()
+
+    async def _converse(self, asked: Asked) -> None:
+        """Over WebSocket. Few use it, so what it takes is imported now."""
+        from supervisor.http.websocket import WebSocket
+        from supervisor.responses.socket import Session
+
+        socket = WebSocket(
+            asked.exchange, asked.fields, asked.labels, max_message_bytes=self._server.max_body_bytes
+        )
+        session = Session(
+            socket, history=self.history, pool=self._pool, wanted=self._wanted, found=asked.found
+        )
+        await session.run()
 
     async def _count(self, asked: Asked) -> None:
         request = await self.resolved(asked)
@@ -274,6 +285,10 @@ def _only(method: str, *allowed: str) -> None:
             f"This path takes {allow} only.",
             headers=((b"allow", allow.encode()),),
         )
+
+
+def _is_websocket(fields: Mapping[bytes, bytes]) -> bool:
+    return fields.get(b"upgrade", b"").lower() == b"websocket"
 
 
 def _reply(asked: Asked, body: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Final
 
 ROUTES: Final = (
     "POST /v1/responses",
+    "GET /v1/responses (WebSocket)",
     "POST /v1/responses/compact",
     "POST /v1/responses/input_tokens",
     "GET /v1/responses/{id}",
@@ -20,6 +21,8 @@ ROUTES: Final = (
     "GET /v1/conversations/{id}/items/{item_id}",
     "DELETE /v1/conversations/{id}/items/{item_id}",
 )
+RESPONDED: Final = frozenset({b"/v1/responses", b"/v1/responses/compact", b"/v1/responses/input_tokens"})
+"""Those for which a model works."""
 _OURS: Final = re.compile(rb"/v1/(responses|conversations)(?:/|$)")
 
 

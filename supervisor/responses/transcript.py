@@ -19,6 +19,7 @@ _ENDINGS: Final = (
     b"event: response.failed\n",
 )
 _ITEM: Final = b"event: response.output_item.done\n"
+_ITEM_BEGAN: Final = b"event: response.output_item.added\n"
 _BEGINNING: Final = b"event: response.created\n"
 _COMMENT: Final = b":"
 
@@ -31,6 +32,8 @@ class Transcript:
         self.ended = False
         self.number = number
         self._items: list[Item] = []
+        self._open: list[bytes] = []
+        """Events of the item that has begun and not ended."""
         self._rest = b""
         self._last = b""
 
@@ -45,25 +48,29 @@ class Transcript:
 
     def fail(self, error: PublicError) -> bytes:
         """The event that ends a response whose worker failed."""
-        self.ended = True
-        if self._last:
-            self.number = orjson.loads(payload(self._last)).get("sequence_number", self.number)
-        self.number += 1
+        number = self._end()
         if self.response is None:
-            return error_event(error, self.number)
+            return error_event(error, number)
         self.response = failed({**self.response, "output": self._items}, error)
-        return lifecycle_event("response.failed", self.response, self.number)
+        return lifecycle_event("response.failed", self.response, number)
 
     def stop(self) -> bytes:
         """The event that ends a response which was cancelled."""
+        number = self._end()
         assert self.response is not None
-        if self._last:
-            self.number = orjson.loads(payload(self._last)).get("sequence_number", self.number)
-        self.ended = True
-        self.number += 1
         self.response = {**self.response, "status": "cancelled", "output": self._items}
         # There is no event of its own for it.
-        return lifecycle_event("response.failed", self.response, self.number)
+        return lifecycle_event("response.failed", self.response, number)
+
+    def _end(self) -> int:
+        """Take what has come of the open item for all of it. Returns the number of the event that tells."""
+        self.ended = True
+        if self._open:
+            self._items.append(_so_far(self._open))
+        if self._last:
+            self.number = orjson.loads(payload(self._last)).get("sequence_number", self.number)
+        self.number += 1
+        return self.number
 
     def _note(self, event: bytes) -> None:
         if not event.startswith(b"event: "):
@@ -71,11 +78,33 @@ class Transcript:
         self._last = event
         if event.startswith(_ITEM):
             self._items.append(orjson.loads(payload(event))["item"])
+            self._open = []
+        elif event.startswith(_ITEM_BEGAN):
+            self._open = [event]
         elif event.startswith(_ENDINGS):
             self.response = orjson.loads(payload(event))["response"]
             self.ended = True
         elif event.startswith(_BEGINNING):
             self.response = orjson.loads(payload(event))["response"]
+        elif self._open:
+            self._open.append(event)
+
+
+def _so_far(events: list[bytes]) -> Item:
+    """An item that was cut, from its events."""
+    began, *rest = (orjson.loads(payload(event)) for event in events)
+    text = "".join(event["delta"] for event in rest if event["type"].endswith(".delta"))
+    item: Item = {**began["item"], "status": "incomplete"}
+    match item["type"]:
+        case "message":
+            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            return {**item, "content": [part]}
+        case "function_call":
+            return {**item, "arguments": text}
+        case _:
+            told = any("summary" in event["type"] for event in rest)
+            kind, name = ("summary", "summary_text") if told else ("content", "reasoning_text")
+            return {**item, kind: [{"type": name, "text": text}]}
 
 
 def payload(event: bytes) -> bytes:

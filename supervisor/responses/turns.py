@@ -43,6 +43,12 @@ class Resolved(msgspec.Struct, frozen=True):
         told = {name: msgspec.Raw(orjson.dumps(value)) for name, value in changes.items()}
         return msgspec.json.encode({**self.fields, "input": msgspec.Raw(orjson.dumps(items)), **told})
 
+    def read(self) -> list[Item]:
+        """All that the model reads, as it is kept."""
+        if self.condensed is None:
+            return [*self.before, *self.shown]
+        return [*self.condensed, *map(kept_item, self.input)]
+
     def header(self, *, announced: int = 0) -> tuple[bytes, bytes]:
         """Tells the worker which response it answers, of which so many events are out already."""
         history = len(self.before if self.condensed is None else self.condensed)
@@ -54,7 +60,7 @@ class Resolved(msgspec.Struct, frozen=True):
         return Turn(
             input=self.shown,
             base=self.base,
-            context=None if self.condensed is None else [*self.condensed, *map(kept_item, self.input)],
+            context=None if self.condensed is None else self.read(),
             background=background,
             streamed=background and bool(self.asked.stream),
         )
