@@ -156,6 +156,8 @@ class Supervisor:
                 events=self._events,
                 tally=self._tally,
                 timelines=self._timelines,
+                costs=self._costs,
+                budget_bytes=lambda: None,
             )
         )
         front = Front(

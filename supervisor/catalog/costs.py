@@ -181,38 +181,26 @@ class Costs:
         return cost, key
 
     def _estimate(self, entry: ModelEntry) -> Cost:
-        adapters_bytes = _adapters_bytes(entry.settings)
+        demand = demand_beside(entry)
         try:
             size = self._size(entry)
         except (SizeError, OSError):
-            guessed = _files_bytes(entry.directory) + adapters_bytes + PROCESS_BYTES
+            guessed = _files_bytes(entry.directory) + demand.adapters_bytes + PROCESS_BYTES
             return Cost(guessed, guessed)
         limit = entry.context or size.context or UNBOUNDED_CONTEXT
         tokens = limit if entry.settings.context is not None else min(limit, COST_CONTEXT)
         rows = min(entry.settings.max_concurrency, tokens)
 
         def parts(context: int, rows: int) -> Parts:
-            demand = Demand(context=context, rows=rows, adapters_bytes=adapters_bytes)
-            return estimate(size, self._machine, demand)
+            asked = msgspec.structs.replace(demand, context=context, rows=rows)
+            return estimate(size, self._machine, asked)
 
         # One long row takes the most room to compute; fixed states and windows are held by each of many.
         long, many = parts(tokens, 1), parts(tokens // rows, rows)
-        draft_bytes = self._draft_bytes(entry, tokens)
         expected = sum(max(getattr(long, name), getattr(many, name)) for name in long.__struct_fields__)
-        expected += draft_bytes
-        least = parts(min(LEAST_CONTEXT, limit), 1).total_bytes + draft_bytes
+        least = parts(min(LEAST_CONTEXT, limit), 1).total_bytes
         share = 1.0 if entry.shards is None else entry.shards.here
         return Cost(int(min(expected, least) * share), int(expected * share))
-
-    def _draft_bytes(self, entry: ModelEntry, tokens: int) -> int:
-        """Weights of the model's draft, and what it keeps of one row of so many tokens."""
-        if entry.draft is None:
-            return 0
-        try:
-            parts = estimate(read_size(entry.draft), self._machine, Demand(context=tokens))
-        except (SizeError, OSError):
-            return _files_bytes(entry.draft)
-        return parts.weights_bytes + parts.kv_bytes + parts.state_bytes
 
     def _size(self, entry: ModelEntry) -> ModelSize:
         known = self._sizes.get(entry.directory)
@@ -221,6 +209,17 @@ class Costs:
         size = read_size(entry.directory)
         self._sizes[entry.directory] = (entry.identity, size)
         return size
+
+
+def demand_beside(entry: ModelEntry) -> Demand:
+    """What a worker of this model is to hold beside the model itself, as its settings say."""
+    adapters_bytes, draft = _adapters_bytes(entry.settings), None
+    if entry.draft is not None:
+        try:
+            draft = read_size(entry.draft)
+        except (SizeError, OSError):
+            adapters_bytes += _files_bytes(entry.draft)
+    return Demand(context=1, adapters_bytes=adapters_bytes, draft=draft)
 
 
 def _write(

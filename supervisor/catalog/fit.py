@@ -10,6 +10,7 @@ import msgspec
 
 from shared.limits import UNBOUNDED_CONTEXT
 from supervisor.catalog.catalog import ModelEntry
+from supervisor.catalog.costs import Cost, demand_beside
 from supervisor.catalog.footprint import (
     Demand,
     ModelSize,
@@ -73,16 +74,13 @@ class Report(msgspec.Struct, frozen=True):
     problem: str | None = None
     """Why nothing can be said; then there is nothing below."""
     here: Fit | None = None
+    estimate_bytes: int | None = None
+    """What the supervisor expects this model to hold; see `costs`."""
     measured_bytes: int | None = None
-    """The largest footprint seen of this model with these settings; None before its first load."""
+    """The largest footprint seen of it lately with these settings; None before its first load."""
+    cost_bytes: int | None = None
+    """What it counts for in the memory budget here; more than the budget means that it can't be loaded."""
     machines: tuple[Fit, ...] = ()
-
-    @property
-    def cost_bytes(self) -> int | None:
-        """What the model counts for in the budget: the larger of the estimate and the measurement."""
-        estimated = self.here.total_bytes if self.here else None
-        known = [size for size in (estimated, self.measured_bytes) if size is not None]
-        return max(known, default=None)
 
 
 def predict_speed(size: ModelSize, machine: Machine, context: int) -> Speed:
@@ -141,7 +139,7 @@ def fits(
     """
     size = read_size(entry.directory)
     limit = _limit(entry, size)
-    demand = Demand(context=min(context or limit, limit), rows=rows)
+    demand = _demand(entry, min(context or limit, limit), rows)
     return fits_size(size, machine, budget_bytes or machine.budget_bytes, demand, limit)
 
 
@@ -152,10 +150,12 @@ def report(
     budget_bytes: int | None = None,
     context: int | None = None,
     rows: int = 1,
-    measured_bytes: int | None = None,
+    cost: Cost | None = None,
     machines: Sequence[Machine] | None = None,
 ) -> Report:
     """All that `fit` shows; with `machines`, such as `machine.lineup()`, the same for each of them.
+
+    `cost` is what the supervisor counts the model for.
 
     Never raises for what is wrong with the model: the report says it.
     """
@@ -166,16 +166,23 @@ def report(
     except SizeError as error:
         return Report(entry.id, entry.architecture, entry.context, problem=str(error))
     limit = _limit(entry, size)
-    demand = Demand(context=min(context or limit, limit), rows=rows)
+    demand = _demand(entry, min(context or limit, limit), rows)
+    budget_bytes = budget_bytes or machine.budget_bytes
     return Report(
         model=entry.id,
         architecture=size.architecture,
         context=entry.context or size.context,
         known=size.layout.known,
-        here=fits_size(size, machine, budget_bytes or machine.budget_bytes, demand, limit),
-        measured_bytes=measured_bytes,
+        here=fits_size(size, machine, budget_bytes, demand, limit),
+        estimate_bytes=cost.estimate_bytes if cost else None,
+        measured_bytes=cost.measured_bytes if cost else None,
+        cost_bytes=cost.within(budget_bytes) if cost else None,
         machines=tuple(fits_size(size, other, other.budget_bytes, demand, limit) for other in machines or ()),
     )
+
+
+def _demand(entry: ModelEntry, context: int, rows: int) -> Demand:
+    return msgspec.structs.replace(demand_beside(entry), context=context, rows=rows)
 
 
 def _limit(entry: ModelEntry, size: ModelSize) -> int:

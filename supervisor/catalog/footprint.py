@@ -91,6 +91,8 @@ class Demand(msgspec.Struct, frozen=True):
     """What the worker may keep of earlier prompts."""
     adapters_bytes: int = 0
     """LoRA adapters that are mounted beside the weights."""
+    draft: ModelSize | None = None
+    """The model that proposes what this one says."""
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -98,6 +100,8 @@ class Parts(msgspec.Struct, frozen=True):
 
     weights_bytes: int
     adapters_bytes: int
+    draft_bytes: int
+    """Weights of the draft, and what it keeps of the one row that it reads."""
     kv_bytes: int
     """Keys and values of all rows at their full length."""
     state_bytes: int
@@ -187,6 +191,7 @@ def estimate(size: ModelSize, machine: Machine, demand: Demand) -> Parts:
     return Parts(
         weights_bytes=weights,
         adapters_bytes=demand.adapters_bytes,
+        draft_bytes=_draft_bytes(machine, demand),
         kv_bytes=keys,
         state_bytes=size.layout.state_bytes(rows=rows, itemsize=itemsize),
         working_bytes=working,
@@ -194,6 +199,13 @@ def estimate(size: ModelSize, machine: Machine, demand: Demand) -> Parts:
         slack_bytes=max(_MIN_SLACK_BYTES, int(weights * _SLACK_OF_WEIGHTS + keys * _SLACK_OF_KEYS)),
         process_bytes=PROCESS_BYTES,
     )
+
+
+def _draft_bytes(machine: Machine, demand: Demand) -> int:
+    if demand.draft is None:
+        return 0
+    parts = estimate(demand.draft, machine, Demand(context=demand.context))
+    return parts.weights_bytes + parts.kv_bytes + parts.state_bytes
 
 
 def _working_bytes(size: ModelSize, machine: Machine, demand: Demand, itemsize: int) -> int:

@@ -5,6 +5,7 @@ from fastapi import FastAPI
 from supervisor.routes.control import control
 from supervisor.routes.discovery import discovery
 from supervisor.routes.downloads import downloads, shown_downloads
+from supervisor.routes.fit import fit
 from supervisor.routes.metrics import metrics
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import answer_errors
@@ -24,6 +25,7 @@ def build_public_app(parts: Parts) -> FastAPI:
     app.include_router(control(parts))
     app.include_router(downloads(parts))
     app.include_router(storage(parts))
+    app.include_router(fit(parts))
     return app
 
 
@@ -34,6 +36,7 @@ def build_control_app(parts: Parts) -> FastAPI:
     app.include_router(control(parts))
     app.include_router(downloads(parts))
     app.include_router(storage(parts))
+    app.include_router(fit(parts))
     return app
 
 

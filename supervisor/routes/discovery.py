@@ -23,6 +23,7 @@ ROUTES = (
     "GET /health",
     "GET /engine",
     "GET /stats",
+    "GET /fit",
     "GET /downloads",
 )
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from shared.admin import CacheStats, Health
 from supervisor.catalog.catalog import Catalog, ModelEntry
+from supervisor.catalog.costs import Costs
 from supervisor.catalog.downloads import Downloads
 from supervisor.home import Home
 from supervisor.settings import Settings
@@ -50,6 +51,9 @@ class Parts:
     tally: Tally
     timelines: Timelines
     """Of the last requests."""
+    costs: Costs
+    budget_bytes: Callable[[], int | None]
+    """What models may take together; None is what this machine allows."""
 
     @property
     def uptime_s(self) -> float:

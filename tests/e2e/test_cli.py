@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from shared.status import FailureKind
 from tests.fixtures.fake_shapes import Load
 from tests.fixtures.harness import CLI, CLI_WITH_FAKE_WORKERS, ROOT, Service, wait_until
 from tests.fixtures.models import models_config, write_fake_model
+from tests.fixtures.tiny import Tiny, write_tiny
 
 
 def with_models(base: Path) -> Service:
@@ -306,3 +308,38 @@ def test_the_shell_completes_verbs_and_models(service: Service) -> None:
     assert "unload" in complete("mlx-supervisor un")
     assert complete("mlx-supervisor load q") == ["qwen-small"]
     assert complete("mlx-supervisor load gp") == ["gpt-4o-mini"]
+
+
+def test_fit_asks_the_supervisor_and_needs_none(service: Service, tmp_path: Path) -> None:
+    # What the fake models' config.json says is too little for an estimate.
+    assert "llama: its config.json" in refused(service.cli("fit", "gpt-4o-mini"))
+    write_tiny(service.home / "models" / "org" / "tiny", Tiny(context=2048))
+    service.client.post("/api/catalog/refresh").raise_for_status()
+    running = said(service.cli("fit", "org/tiny", "--ctx", "100", "--machines"))
+    assert "org/tiny fits with 100 tokens on this " in running
+    assert "longest context here: 2048 tokens" in running
+    assert "Apple M5 Max" in running
+    # The same of a folder, and with nobody running.
+    elsewhere = tmp_path / "home"
+    folder = write_tiny(elsewhere / "models" / "tiny", Tiny(context=2048))
+    for path in (elsewhere, elsewhere / "models", elsewhere / "run"):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o700)
+    for model in ("tiny", str(folder)):
+        ran = subprocess.run(
+            [*CLI, "fit", model, "--json", "--home", str(elsewhere)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            cwd=ROOT,
+            check=False,
+        )
+        found = json.loads(said(ran))
+        assert (found["here"]["fits"], found["here"]["largest_context"]) == (True, 2048)
+    shutil.rmtree(service.home / "models" / "org")
+    service.client.post("/api/catalog/refresh").raise_for_status()
+
+
+@pytest.mark.parametrize("verb", ["load", "unload", "fit", "info"])
+def test_a_name_that_nobody_knows_gets_the_near_ones(service: Service, verb: str) -> None:
+    assert "Did you mean qwen-small?" in refused(service.cli(verb, "qwen-smal"))

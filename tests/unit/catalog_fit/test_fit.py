@@ -8,6 +8,7 @@ import pytest
 
 from supervisor.catalog.architectures import layout_of
 from supervisor.catalog.catalog import ModelEntry
+from supervisor.catalog.costs import Cost
 from supervisor.catalog.fit import Report, fits, fits_size, predict_speed, report
 from supervisor.catalog.footprint import Demand, ModelSize, Shape, SizeError, estimate, read_size
 from supervisor.catalog.machine import Machine, lineup
@@ -178,24 +179,31 @@ def entry(folder: Path, **changes: object) -> ModelEntry:
 def test_a_report_tells_of_a_folder(tmp_path: Path) -> None:
     folder = write_kind(tmp_path / "llama", "llama")
     machine = Machine("here", "metal", 16 * GIB, 10 * GIB)
-    found = report(entry(folder, context=2000), machine, rows=2, measured_bytes=2 * GIB, machines=lineup())
+    found = report(entry(folder, context=2000), machine, rows=2, cost=Cost(1, 3, 2 * GIB), machines=lineup())
     assert (found.model, found.architecture, found.context) == ("some/model", "llama", 2000)
     assert found.known and found.problem is None
     assert found.here is not None and found.here.fits
     assert (found.here.context, found.here.rows, found.here.largest_context) == (2000, 2, 2000)
     assert found.here.budget_bytes == 10 * GIB
-    assert found.cost_bytes == 2 * GIB
+    assert (found.estimate_bytes, found.measured_bytes, found.cost_bytes) == (3, 2 * GIB, 2 * GIB)
     assert [fit.machine for fit in found.machines] == [machine.name for machine in lineup()]
     assert all(fit.fits for fit in found.machines)
     # It goes over the wire as it is.
     assert msgspec.json.decode(msgspec.json.encode(found), type=Report) == found
 
 
-def test_cost_is_the_larger_of_estimate_and_measurement(tmp_path: Path) -> None:
+def test_adapters_and_a_draft_are_parts_of_it(tmp_path: Path) -> None:
     folder = write_kind(tmp_path / "llama", "llama")
     machine = Machine("here", "metal", 16 * GIB, 10 * GIB)
-    found = report(entry(folder), machine, measured_bytes=1)
-    assert found.here is not None and found.cost_bytes == found.here.total_bytes > 1
+    alone = fits(entry(folder), machine)
+    adapter = tmp_path / "sql"
+    adapter.mkdir()
+    (adapter / "adapters.safetensors").write_bytes(bytes(1000))
+    settings = ModelSettings(adapters={"sql": str(adapter)})
+    both = fits(entry(folder, settings=settings, draft=folder), machine)
+    assert both.parts.adapters_bytes == 1000
+    assert both.parts.draft_bytes == sum((alone.parts.weights_bytes, alone.parts.kv_bytes))
+    assert both.total_bytes == alone.total_bytes + 1000 + both.parts.draft_bytes
 
 
 def test_the_demand_is_bound_by_what_the_model_allows(tmp_path: Path) -> None:

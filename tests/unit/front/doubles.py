@@ -10,7 +10,9 @@ from pathlib import Path
 from shared.admin import CacheStats, Health
 from shared.errors import PublicError
 from supervisor.catalog.catalog import Catalog, ModelEntry
+from supervisor.catalog.costs import Costs
 from supervisor.catalog.downloads import Downloads
+from supervisor.catalog.machine import Machine
 from supervisor.database import Database
 from supervisor.front.app import Front
 from supervisor.front.wanted import wanted_of
@@ -203,6 +205,8 @@ async def supervised(
                 events,
                 tally,
                 timelines,
+                Costs(Machine("test GPU", "metal", 64 * 2**30, 48 * 2**30)),
+                lambda: 40 * 2**30,
             )
         )
         database = Database(home.state_db)
