@@ -1,6 +1,5 @@
 """Whether a model fits this machine, and which Macs it would fit: fit."""
 
-import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,6 @@ from urllib.parse import urlencode
 
 import typer
 
-from shared.errors import PublicError
 from shared.sizes import format_size
 from supervisor.cli.errors import NotRunningError, RefusedError
 from supervisor.cli.options import HomeOption, JsonOption, chosen_home, supervisor_of
@@ -126,6 +124,9 @@ def _of_home(
     model: str, path: Path, machine: "Machine", missing: NotRunningError
 ) -> "tuple[ModelEntry, Costs]":
     """From the state folder of a supervisor that does not run. Raises RefusedError."""
+    import asyncio
+
+    from shared.errors import PublicError
     from supervisor.catalog.catalog import Catalog
     from supervisor.home import Home, HomeError, NoHomeError
     from supervisor.settings import SettingsError, load_settings

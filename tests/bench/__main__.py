@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import cancel, crowd, engine, forwarding, load, mixed, start, warm
+from tests.bench import cancel, catalog, crowd, engine, forwarding, load, mixed, start, warm
 from tests.bench.report import Row, machine, print_part, write_report
 
 PARTS: dict[str, tuple[str, Callable[..., list[Row]]]] = {
     "forwarding": ("forwarding: our front against nginx", forwarding.measure),
     "start": ("supervisor: start, memory, idle", start.measure),
+    "catalog": ("catalog: two thousand models on the disk", catalog.measure),
     "load": ("first request to a model that is not loaded", load.measure),
     "engine": ("engine: through the whole system against mlx-lm alone", engine.measure),
     "mixed": ("half of a batch constrained to JSON, against none", mixed.measure),
