@@ -16,7 +16,7 @@ from supervisor.routes.watching import watching
 
 def build_public_app(parts: Parts) -> FastAPI:
     """What the public listener answers by itself."""
-    app = _bare_app()
+    app = _bare_app(parts)
     app.include_router(discovery(parts))
     app.include_router(shown_downloads(parts))
     app.include_router(watching(parts))
@@ -31,7 +31,7 @@ def build_public_app(parts: Parts) -> FastAPI:
 
 def build_control_app(parts: Parts) -> FastAPI:
     """What the control socket answers."""
-    app = _bare_app()
+    app = _bare_app(parts)
     app.include_router(watching(parts))
     app.include_router(control(parts))
     app.include_router(downloads(parts))
@@ -40,8 +40,8 @@ def build_control_app(parts: Parts) -> FastAPI:
     return app
 
 
-def _bare_app() -> FastAPI:
+def _bare_app(parts: Parts) -> FastAPI:
     # A description of the API for programs is a later matter; FastAPI's pages load scripts from elsewhere.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    answer_errors(app)
+    answer_errors(app, parts.events)
     return app

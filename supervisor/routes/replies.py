@@ -1,5 +1,7 @@
 """How the routes answer: structs as JSON, and every error in the shape of the API that was asked."""
 
+import traceback
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -9,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from shared.errors import Api, PublicError, invalid
 from supervisor.routes.refusals import method_not_allowed, not_found
+from supervisor.telemetry.events import Events
 
 READ: Final = ["GET", "HEAD"]
 
@@ -22,8 +25,8 @@ class Json(Response):
         return msgspec.json.encode(content)
 
 
-def answer_errors(app: FastAPI) -> None:
-    """Make every error of `app` a PublicError's answer."""
+def answer_errors(app: FastAPI, events: Events) -> None:
+    """Make every error of `app` a PublicError's answer. A fault of ours is told to `events` as well."""
 
     async def public(request: Request, error: Exception) -> Response:
         assert isinstance(error, PublicError)
@@ -43,7 +46,11 @@ def answer_errors(app: FastAPI) -> None:
         param = ".".join(str(part) for part in first["loc"][1:])
         return _reply(request, invalid(f"'{param}': {first['msg']}.", param=param))
 
-    async def fault(request: Request, _: Exception) -> Response:
+    async def fault(request: Request, error: Exception) -> Response:
+        # Its words may quote what a client sent, so only its kind and its place are told.
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
+        events.emit("route.fault", level="error", error=type(error).__name__, place=place)
         return _reply(request, PublicError(500, "internal_error", "This is a fault of the server."))
 
     app.add_exception_handler(PublicError, public)

@@ -263,3 +263,23 @@ async def test_stats(tmp_path: Path) -> None:
         stats = json.loads((await wire.ask("/stats")).body)
         assert stats["server"]["requests"] >= 1
         assert [(worker["id"], worker["admission"]) for worker in stats["workers"]] == [("fake", None)]
+
+
+async def test_a_fault_of_ours_is_told_by_its_kind_and_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by its words: they may quote what a client sent."""
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        told: list[Any] = []
+        here.events.subscribe(told.append)
+
+        def broken(_: str) -> str:
+            raise ValueError("secret")
+
+        monkeypatch.setattr(here.pool, "state_of", broken)
+        answer = await wire.ask("/api/models/fake")
+        assert (answer.status, get(answer.body)["error"]["code"]) == (500, "internal_error")
+        fault = next(event for event in told if event.kind == "route.fault")
+        assert (fault.level, fault.fields["error"]) == ("error", "ValueError")
+        assert fault.fields["place"].startswith("test_routes.py:")
+        assert "secret" not in repr(told)
