@@ -7,6 +7,9 @@ UV := $(BIN)/uv
 # Compiled at once: else the first start and the first load wait seconds for it.
 UV_INSTALL := $(UV) pip install --quiet --compile-bytecode --python $(BIN)/python
 
+# Where it is set, every process of ours would compile our modules anew: a second of each start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup start test test-slow check format reference conformance bench lock wheel clean
 
 setup: $(VENV)/.run-ready

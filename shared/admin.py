@@ -39,6 +39,8 @@ class Health(msgspec.Struct, frozen=True):
     memory: Memory
     draft: DraftStats | None = None
     """None without a draft."""
+    tokens: int = 0
+    """Tokens generated since the start, those of answers under way included."""
 
 
 class DrainAsked(msgspec.Struct, frozen=True):

@@ -87,6 +87,7 @@ class Admin:
             steps=self._engine.steps,
             memory=self._read_memory(),
             draft=self._draft_stats(),
+            tokens=self._engine.tokens,
         )
         await exchange.answer(200, msgspec.json.encode(health))
 

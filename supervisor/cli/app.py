@@ -19,6 +19,7 @@ from supervisor.cli import (
     service,
     serving,
     storage,
+    top,
 )
 from supervisor.cli.errors import RefusedError
 from supervisor.cli.terminal import clean
@@ -64,6 +65,7 @@ for _verb in (
     serving.stop,
     serving.status,
     models.ps,
+    top.top,
     models.list_,
     models.load,
     models.unload,

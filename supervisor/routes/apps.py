@@ -33,6 +33,7 @@ def build_control_app(parts: Parts) -> FastAPI:
     """What the control socket answers."""
     app = _bare_app(parts)
     app.include_router(watching(parts))
+    app.include_router(stats(parts))
     app.include_router(control(parts))
     app.include_router(downloads(parts))
     app.include_router(storage(parts))

@@ -8,6 +8,7 @@ from shared.admin import CacheStats, Health
 from shared.errors import PublicError
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import READ, Json
+from supervisor.telemetry.timelines import Timeline
 from supervisor.workers.view import SpareView
 
 
@@ -43,6 +44,8 @@ class Stats(msgspec.Struct, frozen=True):
     spare: SpareView | None
     waiting: int
     """Requests that have no place yet."""
+    running: tuple[Timeline, ...]
+    """Requests for models that are not answered yet, the oldest first."""
 
 
 def stats(parts: Parts) -> APIRouter:
@@ -82,6 +85,8 @@ def stats(parts: Parts) -> APIRouter:
             sum(tally.requests.values()),
             tally.leases,
         )
-        return Json(Stats(server, workers, engine.spare, sum(model.count for model in engine.waiting)))
+        waiting = sum(model.count for model in engine.waiting)
+        running = tuple(parts.timelines.running())
+        return Json(Stats(server, workers, engine.spare, waiting, running))
 
     return router

@@ -131,6 +131,10 @@ class Timelines:
         mark = self._marks.get(name)
         return None if mark is None else mark.line
 
+    def running(self) -> list[Timeline]:
+        """Of requests that are not over, the oldest first."""
+        return [mark.line for mark in self._marks.values() if mark.line.ended_ms is None]
+
     def close(self) -> None:
         """Tell of what nothing more will be heard about."""
         for mark, timer in list(self._untold.values()):

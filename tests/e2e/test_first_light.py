@@ -168,6 +168,15 @@ def test_equal_seeds_give_equal_text_and_no_seed_does_not(service: Service) -> N
     assert len(set(rest)) == 3
 
 
+def test_top_shows_who_generates_and_how_fast(service: Service) -> None:
+    with service.stream("tiny", "Count.", max_tokens=4000, ignore_eos=True) as stream:
+        next(stream)
+        shown = service.cli("top", "--once", "--interval", "0.5").stdout
+    line = next(line.split() for line in shown.splitlines() if line.startswith("tiny"))
+    assert line[1] == "ready" and float(line[6]) > 0, shown
+    assert "/v1/chat/completions" in shown and "generates" in shown
+
+
 def test_a_scraper_and_a_watcher_see_the_tokens(service: Service) -> None:
     """Workers tell of their requests: how many tokens, of them how many computed before, and how fast."""
 

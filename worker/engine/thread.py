@@ -59,6 +59,8 @@ class Engine:
         """Puts the adapter with this identity in place. Called on the engine's thread before each row."""
         self.steps = 0
         """Steps taken since the start. Written by the engine's thread, read by anyone."""
+        self.tokens = 0
+        """Generated since the start."""
         self.kv_bytes = 0
         """KV cache of the rows in the batch, read now and then."""
         # A daemon: a step that never ends must not keep the process from ending.
@@ -180,6 +182,7 @@ class Engine:
                             raise
                         self._failed += self._batch.reset()
                     self.steps += 1
+                    self.tokens += len(outputs)
                     self._read_kv(self._batch)
                 self._report(outputs)
                 if self._batch is not None:
