@@ -6,12 +6,13 @@ before anything is loaded. Stop: refuse new requests, give open answers their ti
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 import uvloop
 
@@ -31,6 +32,7 @@ from supervisor.front.app import Front
 from supervisor.front.wanted import wanted_of
 from supervisor.home import Home, HomeError
 from supervisor.http.server import HttpServer
+from supervisor.reloading import Reloading
 from supervisor.responses.app import Responses
 from supervisor.routes.loading import Routes
 from supervisor.routes.parts import Parts
@@ -38,10 +40,12 @@ from supervisor.settings import Settings, SettingsError, StartOptions, load_sett
 from supervisor.system.descriptors import raise_limit
 from supervisor.system.listener import PortError, bind_public, public_url
 from supervisor.system.systemd import Notifier
+from supervisor.system.terminal import has_terminal
 from supervisor.telemetry.events import Events
 from supervisor.telemetry.logs import Logs
 from supervisor.telemetry.tally import Tally
 from supervisor.telemetry.timelines import Timelines
+from supervisor.workers.mood import Mood
 from supervisor.workers.pool import WORKER_COMMAND, Pool
 
 KEEP_ALIVE_S = 120.0
@@ -64,13 +68,15 @@ def run(options: StartOptions, *, worker_command: Sequence[str] = WORKER_COMMAND
         stack.callback(notifier.close)
         try:
             home = Home.open(options.home)
-            settings = load_settings(
+            read = functools.partial(
+                load_settings,
                 options.config or home.config,
                 environ=os.environ,
                 flags=options.flags,
                 preload=options.models,
                 required=options.config is not None,
             )
+            settings = read()
             stack.callback(home.lock().close)
             listener = stack.enter_context(bind_public(settings.server.host, settings.server.port))
             control = stack.enter_context(bind_private(home.control_socket))
@@ -88,7 +94,7 @@ def run(options: StartOptions, *, worker_command: Sequence[str] = WORKER_COMMAND
         )
         stack.callback(logs.close)
         events.emit("supervisor.starting", version=__version__, pid=os.getpid(), descriptors=descriptors)
-        supervisor = Supervisor(home, settings, events, notifier, worker_command)
+        supervisor = Supervisor(home, settings, read, events, notifier, worker_command)
         uvloop.run(supervisor.serve(listener, control))
     return 0
 
@@ -100,10 +106,12 @@ class Supervisor:
         self,
         home: Home,
         settings: Settings,
+        read: Callable[[], Settings],
         events: Events,
         notifier: Notifier,
         worker_command: Sequence[str],
     ) -> None:
+        """`read` reads the settings anew, as the command line wanted them read."""
         self._home = home
         self._settings = settings
         self._events = events
@@ -121,10 +129,16 @@ class Supervisor:
             settings=settings,
             catalog=self._catalog,
             events=events,
+            machine=self._machine,
+            costs=self._costs,
             worker_command=worker_command,
             on_activity=self._hear,
         )
         self._scanning = asyncio.Lock()
+        self._read = read
+        self._mood = Mood(self._pool, events)
+        self._in_terminal = has_terminal()
+        self._hung_up: set[asyncio.Task[None]] = set()
         self._downloads = Downloads(events, refresh=self._refresh)
         self._responses = Responses(
             database=self._database,
@@ -141,6 +155,7 @@ class Supervisor:
         loop = self._loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.ask_to_stop)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         url = public_url(listener)
         routes = Routes(
             Parts(
@@ -152,12 +167,13 @@ class Supervisor:
                 stop=self.ask_to_stop,
                 downloads=self._downloads,
                 refresh=self._refresh,
-                settings=lambda: self._settings,
+                settings=lambda: self._reloading.settings,
                 events=self._events,
                 tally=self._tally,
                 timelines=self._timelines,
                 costs=self._costs,
-                budget_bytes=lambda: None,
+                budget_bytes=lambda: self._pool.budget_bytes,
+                reload=lambda: self._reloading.reload(),
             )
         )
         front = Front(
@@ -168,6 +184,16 @@ class Supervisor:
             routes=routes.public,
             tally=self._tally,
             timelines=self._timelines,
+        )
+        self._reloading = Reloading(
+            self._settings,
+            self._read,
+            home=self._home,
+            catalog=self._catalog,
+            pool=self._pool,
+            events=self._events,
+            scanning=self._scanning,
+            parts=(front,),
         )
         servers = (
             HttpServer(front, [listener], keep_alive_s=KEEP_ALIVE_S),
@@ -180,16 +206,20 @@ class Supervisor:
                 await self._unless_stopped(self._import_starter())
             if not self._stop_asked.is_set():
                 self._check_named()
+                self._check_pins()
                 for server in servers:
                     await server.start()
                 await self._recall()
                 await self._pool.start()
+                self._mood.start()
                 routes.load()
                 self._greet(url)
+                self._warn_of_large_models()
                 await self._stop_asked.wait()
         finally:
             self._notifier.stopping()
             self._events.emit("supervisor.stopping", open_responses=servers[0].open_responses)
+            self._mood.close()
             await self._downloads.close()
             await self._end_workers()
             await self._responses.close()
@@ -208,6 +238,20 @@ class Supervisor:
             self._cut_short.set()
         self._stop_asked.set()
 
+    def _hang_up(self) -> None:
+        """SIGHUP is how a service is told to reload, and how a terminal tells that it was closed."""
+        if self._in_terminal and not has_terminal():
+            self.ask_to_stop()
+            return
+        task = self._loop.create_task(self._reload_quietly())
+        self._hung_up.add(task)
+        task.add_done_callback(self._hung_up.discard)
+
+    async def _reload_quietly(self) -> None:
+        # What is wrong has been told as an event, and nobody waits for more.
+        with contextlib.suppress(PublicError):
+            await self._reloading.reload()
+
     async def _refresh(self) -> None:
         # Disks may be slow. What is looked up meanwhile is what was there before.
         async with self._scanning:
@@ -219,7 +263,7 @@ class Supervisor:
 
     async def _end_workers(self) -> None:
         """New requests are refused from here on; open ones get the drain time, or less by a second signal."""
-        stopping = asyncio.ensure_future(self._pool.stop(grace_s=self._settings.watch.drain_s))
+        stopping = asyncio.ensure_future(self._pool.stop(grace_s=self._reloading.settings.watch.drain_s))
         hurry = asyncio.ensure_future(self._cut_short.wait())
         await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
@@ -301,6 +345,25 @@ class Supervisor:
                 raise Refused(f"--model {model_id}: there is no such model, only the fallback {entry.id}")
             if entry.problem is not None:
                 raise Refused(f"--model {model_id}: {entry.problem}")
+
+    def _check_pins(self) -> None:
+        """Models that are never to leave must have room beside each other. Raises Refused."""
+        reason = self._pool.books.pinned_too_many(self._settings, self._catalog.entries())
+        if reason is not None:
+            raise Refused(reason)
+
+    def _warn_of_large_models(self) -> None:
+        books = self._pool.books
+        # What a model needs beyond its weights takes a look at its files, so most are told by those alone.
+        suspects = [entry for entry in self._catalog.entries() if not books.surely_fits(entry)]
+        for entry, needs_bytes in books.too_large(suspects):
+            self._events.emit(
+                "model.too_large",
+                level="warning",
+                model=entry.id,
+                needs_bytes=needs_bytes,
+                budget_bytes=books.budget_bytes,
+            )
 
     def _greet(self, url: str) -> None:
         names = ", ".join(entry.id for entry in self._catalog.entries()) or "none"

@@ -214,6 +214,10 @@ class Catalog:
             )
         )
 
+    def adopt(self, fresh: "Catalog") -> None:
+        """Be as `fresh` is, which was made with other settings."""
+        vars(self).update(vars(fresh))
+
     def _with_draft(
         self, entry: ModelEntry, entries: Mapping[str, ModelEntry], known: Mapping[str, Found]
     ) -> ModelEntry:

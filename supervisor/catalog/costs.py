@@ -59,6 +59,9 @@ _IMMATERIAL: Final = frozenset(
         "set",
         "strip",
         "idle_unload_s",
+        "hold_s",
+        "priority",
+        "exclusive",
         "queue",
     }
 )

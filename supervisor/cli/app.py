@@ -12,6 +12,7 @@ from supervisor.cli import (
     doctor,
     fit,
     importing,
+    leasing,
     logs,
     models,
     pulling,
@@ -64,6 +65,7 @@ for _verb in (
     serving.start,
     serving.stop,
     serving.status,
+    serving.reload,
     models.ps,
     top.top,
     models.list_,
@@ -81,6 +83,10 @@ for _verb in (
     logs.logs,
 ):
     app.command(_verb.__name__.rstrip("_"))(_verb)
+# What follows the command belongs to it, whether it looks like an option or not.
+app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(
+    leasing.run
+)
 app.add_typer(config.app, name="config")
 app.add_typer(service.app, name="service")
 

@@ -1,9 +1,11 @@
 """Talks to the running supervisor over its control socket."""
 
+import contextlib
 import http.client
 import json
 import shlex
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -63,6 +65,33 @@ class Client:
         """`load` or `unload` a model, whatever is in its name."""
         return self.post(f"/api/models/{quote(model, safe='/')}/{action}")
 
+    @contextlib.contextmanager
+    def hold(self, target: str, body: object) -> Iterator[Iterator[Any]]:
+        """The lines of JSON that `POST target` answers with, for as long as the block lasts.
+
+        Leaving it closes the connection. Raises RefusedError, also while lines are read.
+        """
+        connection = _UnixConnection(self.home.control_socket, None)
+        held = None
+        try:
+            try:
+                connection.connect()
+                held = connection.sock
+                response = send(connection, "POST", target, body)
+                if response.status >= 400:
+                    raise RefusedError(reason(response.status, response.read()))
+            except (FileNotFoundError, ConnectionRefusedError):
+                raise self._nobody_listens() from None
+            except (OSError, http.client.HTTPException) as error:
+                raise RefusedError(f"the supervisor ended before it had answered ({told(error)})") from None
+            yield _lines(response)
+        finally:
+            if held is not None:
+                # Another thread may be reading, and would keep both from being closed.
+                with contextlib.suppress(OSError):
+                    held.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
     def _ask(self, method: str, target: str, body: object, timeout_s: float | None) -> Any:
         connection = _UnixConnection(self.home.control_socket, timeout_s)
         try:
@@ -101,6 +130,14 @@ def not_running(home: Path) -> NotRunningError:
     is_default = home == Path("~/.mlx-supervisor").expanduser()
     option = "" if is_default else f" --home {shlex.quote(str(home))}"
     return NotRunningError(f"no supervisor runs with {home}; start it with: mlx-supervisor start{option}")
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[Any]:
+    try:
+        while line := response.readline():
+            yield json.loads(line)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise RefusedError(f"the connection to the supervisor was lost ({told(error)})") from None
 
 
 def send(

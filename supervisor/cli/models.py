@@ -1,6 +1,6 @@
 """What is loaded, and what could be: ps, list, load, unload."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,29 +40,73 @@ def ps(home: HomeOption = None, json: JsonOption = False) -> None:
     workers = engine["workers"]
     if not workers:
         say("no model is loaded; the first request for one loads it, or: mlx-supervisor load MODEL")
-        return
-    rows = [
-        (
-            worker["id"],
-            worker["state"],
-            str(worker["pid"] or "-"),
-            format_size(worker["footprint_bytes"]) if worker["footprint_bytes"] else "-",
-            str(worker["in_flight"]),
-            str(worker["queued"]),
-            "-" if worker["idle_s"] is None else format_duration(worker["idle_s"]),
-            str(worker["restarts"]),
+    else:
+        say_table(
+            _COLUMNS,
+            [_row(worker) for worker in workers],
+            right=_COLUMNS[3:],
+            styles=[_STYLES.get(worker["state"], "") for worker in workers],
         )
-        for worker in workers
-    ]
-    say_table(
-        ("model", "state", "pid", "memory", "in flight", "queued", "idle", "restarts"),
-        rows,
-        right=("pid", "memory", "in flight", "queued", "idle", "restarts"),
-        styles=[_STYLES.get(worker["state"], "") for worker in workers],
-    )
+    memory = engine["memory"]
+    booked, budget = memory["booked_bytes"], memory["budget_bytes"]
+    pressure = "" if memory["pressure"] == "normal" else f"; memory pressure: {memory['pressure']}"
+    say(f"{format_size(booked)} of {format_size(budget)} are taken{pressure}")
+    for lease in engine["leases"]:
+        verb = "has the machine" if lease["granted"] else "waits for the machine"
+        models = ", without models" if lease["unload"] else ""
+        say(f"{lease['holder']} {verb}{models}, since {format_duration(lease['since_s'])}")
+    for waiting in engine["waiting"]:
+        say(_told(waiting))
     for worker in workers:
         if worker["state"] == "failed":
             say(f"{worker['id']} died too often; try again with: mlx-supervisor load {worker['id']}")
+
+
+_COLUMNS = (
+    *("model", "state", "why", "pid", "holds", "counts", "estimate", "measured"),
+    *("running", "waiting", "idle", "restarts"),
+)
+_WAITS_FOR = {
+    "room": "for room",
+    "loading": "for it to load",
+    "retry": "for another try: its last load was killed for want of memory",
+    "pressure": "for the machine to have memory again",
+    "lease": "for the end of the lease",
+    "leased": "for the end of its lease",
+    "unloading": "for its old worker to end",
+    "turn": "for its next turn: another model wants its room",
+    "busy": "for a place in its batch",
+}
+
+
+def _row(worker: dict[str, Any]) -> tuple[str, ...]:
+    why = worker["why"] or "-"
+    if why == "idle" and worker["leaves_s"] is not None:
+        why = f"idle, leaves in {format_duration(worker['leaves_s'])}"
+    return (
+        worker["id"],
+        worker["state"],
+        why,
+        str(worker["pid"] or "-"),
+        *(
+            format_size(worker[name]) if worker[name] else "-"
+            for name in ("footprint_bytes", "booked_bytes", "estimate_bytes", "measured_bytes")
+        ),
+        str(worker["in_flight"]),
+        str(worker["queued"]),
+        "-" if worker["idle_s"] is None else format_duration(worker["idle_s"]),
+        str(worker["restarts"]),
+    )
+
+
+def _told(waiting: dict[str, Any]) -> str:
+    count = waiting["count"]
+    behind = f", behind {', '.join(waiting['behind'])}" if waiting["behind"] else ""
+    return (
+        f"{count} request{'s' if count != 1 else ''} for {waiting['id']} "
+        f"{'wait' if count != 1 else 'waits'} {_WAITS_FOR[waiting['reason']]}{behind}, "
+        f"since {format_duration(waiting['oldest_s'])}"
+    )
 
 
 def list_(home: HomeOption = None, json: JsonOption = False) -> None:

@@ -16,6 +16,9 @@ from supervisor.cli.options import HomeOption, JsonOption, chosen_home, supervis
 from supervisor.cli.terminal import say, say_json
 from supervisor.cli.waiting import wait_for_exit
 
+RELOAD_S = 60.0
+"""Disks may be slow, and all models are looked at."""
+
 
 def start(
     host: Annotated[
@@ -99,6 +102,32 @@ def stop(
     if not wait_for_exit(pid, timeout):
         raise RefusedError(f"pid {pid} has not ended within {timeout:g} s; `kill -9 {pid}` ends it at once")
     say("stopped")
+
+
+def reload(home: HomeOption = None, json: JsonOption = False) -> None:
+    """Take up changed settings while everything goes on. What is wrong is told, and then nothing changes.
+
+    \b
+    Example:
+      mlx-supervisor reload
+    """
+    done = supervisor_of(home).post("/api/reload", timeout_s=RELOAD_S)
+    if json:
+        say_json(done)
+        return
+    said = False
+    for what, names in (
+        ("new", done["added"]),
+        ("removed, each ends when it has finished", done["removed"]),
+        ("changed", [name for name in done["changed"] if name not in done["next_load"]]),
+        ("changed, partly from the next load on (unload to have it now)", done["next_load"]),
+        ("changed, but it counts from the next start on", done["next_start"]),
+    ):
+        if names:
+            said = True
+            say(f"{what}: {', '.join(names)}")
+    if not said:
+        say("the models are as they were; all other settings count from now on")
 
 
 def status(home: HomeOption = None, json: JsonOption = False) -> None:

@@ -59,15 +59,19 @@ class Front:
         tally: Tally,
         timelines: Timelines,
     ) -> None:
-        self._access = Access(settings.server)
-        self._server = settings.server
-        self._max_body_bytes = settings.server.max_body_bytes
+        self.configure(settings)
         self._catalog = catalog
         self._pool = pool
         self._responses = responses
         self._routes = routes
         self._tally = tally
         self._timelines = timelines
+
+    def configure(self, settings: Settings) -> None:
+        """These settings count from now on."""
+        self._access = Access(settings.server)
+        self._server = settings.server
+        self._max_body_bytes = settings.server.max_body_bytes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         scope[CAME] = time.monotonic()

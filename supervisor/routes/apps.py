@@ -6,6 +6,7 @@ from supervisor.routes.control import control
 from supervisor.routes.discovery import discovery
 from supervisor.routes.downloads import downloads, shown_downloads
 from supervisor.routes.fit import fit
+from supervisor.routes.leasing import leasing
 from supervisor.routes.metrics import metrics
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import answer_errors
@@ -23,6 +24,7 @@ def build_public_app(parts: Parts) -> FastAPI:
     app.include_router(metrics(parts))
     app.include_router(stats(parts))
     app.include_router(control(parts))
+    app.include_router(leasing(parts))
     app.include_router(downloads(parts))
     app.include_router(storage(parts))
     app.include_router(fit(parts))
@@ -35,6 +37,7 @@ def build_control_app(parts: Parts) -> FastAPI:
     app.include_router(watching(parts))
     app.include_router(stats(parts))
     app.include_router(control(parts))
+    app.include_router(leasing(parts))
     app.include_router(downloads(parts))
     app.include_router(storage(parts))
     app.include_router(fit(parts))

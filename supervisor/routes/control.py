@@ -111,6 +111,10 @@ def control(parts: Parts) -> APIRouter:
         await parts.refresh()
         return Json(Refreshed(len(parts.catalog.entries())))
 
+    @router.post("/reload")
+    async def reload() -> Json:
+        return Json(await parts.reload())
+
     @router.post("/stop", status_code=202)
     async def stop() -> Json:
         parts.stop()

@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from shared.admin import CacheStats, Health
 from supervisor.catalog.catalog import Catalog, ModelEntry
@@ -15,6 +18,7 @@ from supervisor.settings import Settings
 from supervisor.telemetry.events import Events
 from supervisor.telemetry.tally import Tally
 from supervisor.telemetry.timelines import Timelines
+from supervisor.workers.leases import MachineLease
 from supervisor.workers.view import EngineView
 
 
@@ -28,6 +32,7 @@ class Residents(Protocol):
     async def ask_workers(self) -> Mapping[str, tuple[Health | None, CacheStats | None]]: ...
     async def load(self, entry: ModelEntry) -> None: ...
     async def unload(self, model_id: str) -> None: ...
+    def lease(self, holder: str, *, unload: bool) -> AbstractAsyncContextManager[MachineLease]: ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class Parts:
     costs: Costs
     budget_bytes: Callable[[], int | None]
     """What models may take together; None is what this machine allows."""
+    reload: Callable[[], Awaitable[msgspec.Struct]]
+    """Reads them anew and takes them up; raises PublicError with what is wrong."""
 
     @property
     def uptime_s(self) -> float:

@@ -9,9 +9,8 @@ from shared.launch import RESERVED_ARGUMENTS
 from supervisor.settings.keys import dotted
 from supervisor.settings.model import ModelSettings, Settings
 
-COMMAND_LINE: Final = ()
 Problem = tuple[tuple[str, ...], str]
-"""The key that is to blame, or COMMAND_LINE, and a sentence."""
+"""The key that is to blame, and a sentence."""
 
 MAX_NAME_BYTES: Final = 256
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -20,7 +19,7 @@ _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 
 def check(settings: Settings) -> list[Problem]:
     """Every contradiction in `settings`; empty when it is fine."""
-    checks = (_server, _names, _adapters, _hosts, _requests, _places)
+    checks = (_server, _names, _adapters, _hosts, _requests)
     return [problem for one in checks for problem in one(settings)]
 
 
@@ -149,20 +148,3 @@ def _hosts(settings: Settings) -> Iterator[Problem]:
         if model.draft is not None or model.adapters:
             what = "a draft" if model.draft is not None else "adapters"
             yield key, f"{model_id!r} is spread over several machines and can't have {what}"
-
-
-def _places(settings: Settings) -> Iterator[Problem]:
-    """More models that must be loaded than may be."""
-    room = settings.memory.max_resident
-    pinned = [model_id for model_id, model in settings.models.items() if model.pin]
-    configured = [model_id for model_id, model in settings.models.items() if model.pin or model.preload]
-    named = [model_id for model_id in settings.preload if model_id not in configured]
-    tail = f"but memory.max_resident is {room}; raise it or name fewer"
-    if len(pinned) > room:
-        yield ("models", pinned[room], "pin"), f"{len(pinned)} models are pinned, {tail}"
-    elif len(configured) > room:
-        key = ("models", configured[room], "preload")
-        yield key, f"{len(configured)} models are pinned or preloaded, {tail}"
-    elif len(configured) + len(named) > room:
-        count = len(configured) + len(named)
-        yield COMMAND_LINE, f"with --model, {count} models are pinned or preloaded, {tail}"

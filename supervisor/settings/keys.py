@@ -31,6 +31,7 @@ Kind = Literal[
     "number",
     "size",
     "duration",
+    "budget",
 ]
 Value = str | tuple[str, ...] | Mapping[str, str] | Mapping[str, object] | bool | int | float
 Path = tuple[str, ...]
@@ -46,6 +47,7 @@ _KINDS: Final[dict[object, Kind]] = {
 }
 _SWITCHES: Final = {"true": True, "1": True, "false": False, "0": False}
 EFFORTS: Final[tuple[str, ...]] = get_args(Effort)
+_BUDGETS: Final = 'a size such as "48GiB", a share of the memory such as "60%", or "auto"'
 _SHOWN_CHARACTERS: Final = 60
 
 
@@ -93,6 +95,8 @@ class Key(msgspec.Struct, frozen=True):
             case "duration":
                 never = ', or "never"' if self.never else ""
                 return f'a duration such as "90s", "30m" or "2h"{self._range(_duration)}{never}'
+            case "budget":
+                return f"{_BUDGETS}, above 0"
             case "whole number" | "number":
                 return f"a {self.kind}{self._range(_plain)}"
 
@@ -108,6 +112,8 @@ class Key(msgspec.Struct, frozen=True):
             return "table"
         if self.kind == "thinking":
             return f"true, false, {', '.join(EFFORTS)}"
+        if self.kind == "budget":
+            return _BUDGETS
         shown = {"size": _size, "duration": _duration}.get(self.kind, _plain)
         between = (
             "" if self.low is None or self.high is None else f", {shown(self.low)} to {shown(self.high)}"
@@ -148,6 +154,8 @@ class Key(msgspec.Struct, frozen=True):
                 result = value if value in EFFORTS else None
                 if from_text and result is None:
                     result = _SWITCHES.get(value.lower())
+            case "budget", str() | int() if not isinstance(value, bool):
+                result = _budget(str(value))
             case "duration", str():
                 result = self._allowed(_quietly(parse_duration, value))
             case "size", str():
@@ -218,6 +226,15 @@ def _is_json(value: object) -> bool:
             return math.isfinite(value)
         case _:
             return isinstance(value, str | int)
+
+
+def _budget(text: str) -> str | None:
+    """The text, if it stands for a budget. How much that is only the machine tells."""
+    if text == "auto":
+        return text
+    whole = 2**50
+    size = _quietly(lambda text: parse_size(text, whole_bytes=whole), text)
+    return text if size is not None and 0 < size <= whole else None
 
 
 def _size(size_bytes: float) -> str:

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from supervisor.settings.checks import COMMAND_LINE, check
+from supervisor.settings.checks import check
 from supervisor.settings.keys import (
     TABLES,
     Key,
@@ -78,7 +78,7 @@ class _Loader:
 
     def place(self, key: KeyPath) -> str:
         """Where the value of `key` was set, as the beginning of a line."""
-        origin = Origin("flag") if key == COMMAND_LINE else self._origins.get(key)
+        origin = self._origins.get(key)
         if origin is None:
             return self._file_place(key)
         return f"{origin.where}: " if origin.where else "command line: "

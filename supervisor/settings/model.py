@@ -25,6 +25,8 @@ DURATION_OR_NEVER: Final = {"form": "duration", "never": True}
 """Written as `30m`, or `never` for infinity."""
 THINKING: Final = {"form": "thinking"}
 """Written as true, false or an effort."""
+BUDGET: Final = {"form": "budget"}
+"""Written as `48GiB`, `60%` or `auto`."""
 ONE_MODEL: Final = {"one_model": True}
 """Belongs to one model: not inherited, so not allowed in `[defaults]`."""
 
@@ -89,7 +91,7 @@ class MemorySettings(
     frozen=True,
     rename={"prompt_cache_bytes": "prompt_cache", "saved_state_bytes": "saved_state"},
 ):
-    """How many models may be loaded at once, and what is kept of their prompts: `[memory]`."""
+    """What models may take together, and what is kept of their prompts: `[memory]`."""
 
     spare: Annotated[
         bool,
@@ -98,15 +100,23 @@ class MemorySettings(
             "so that the next load starts at the weights."
         ),
     ] = True
-    max_resident: Annotated[
+    budget: Annotated[
+        str,
+        Meta(
+            description="What the models that are loaded may take together. `auto` is what the GPU may hold, "
+            "or 75 % of the memory where there is no GPU. For one more model, idle ones leave, the least "
+            "recently used first. The spare worker (about 0.2 GiB) is not counted.",
+            extra=BUDGET,
+        ),
+    ] = "auto"
+    max_waiting: Annotated[
         int,
         Meta(
-            description="Models that may be loaded at once. For one more, the idle model that was used "
-            "least recently leaves.",
+            description="Requests that may wait, over all models; one more gets 429.",
             ge=1,
-            le=1000,
+            le=100_000,
         ),
-    ] = 2
+    ] = 1024
     # The bounds stand at the number: msgspec refuses them on a union.
     prompt_cache_bytes: (
         Annotated[
@@ -260,7 +270,7 @@ class HistorySettings(msgspec.Struct, frozen=True, rename={"keep_s": "keep", "ma
     ] = 2**30
 
 
-class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_unload"}):
+class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_unload", "hold_s": "hold"}):
     """One model: `[models."ID"]` over `[defaults]`."""
 
     source: Annotated[
@@ -383,6 +393,30 @@ class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_
             extra=DURATION_OR_NEVER,
         ),
     ] = 1800.0
+    hold_s: Annotated[
+        float,
+        Meta(
+            description="Keep it for so long after its last answer although another model wants its room, so "
+            "that two agents on two models don't make them change places at every turn. At most two further "
+            "turns; 0 keeps it not at all, which is best for one client that goes from model to model.",
+            ge=0,
+            le=3600,
+            extra=DURATION,
+        ),
+    ] = 5.0
+    priority: Annotated[
+        int,
+        Meta(
+            description="Of several models that wait for room, the one with the highest loads first; it may "
+            "pass over another one twice.",
+            ge=-100,
+            le=100,
+        ),
+    ] = 0
+    exclusive: Annotated[
+        bool,
+        Meta(description="Load it only when no other model is loaded, and no other one beside it."),
+    ] = False
     max_concurrency: Annotated[
         int,
         Meta(description="Requests that are answered at the same time, in one batch.", ge=1, le=1024),

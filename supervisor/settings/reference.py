@@ -37,7 +37,7 @@ allowed_hosts = ["mac.local"]
 max_body = "16MiB"
 
 [memory]
-max_resident = 3
+budget = "48GiB"
 
 [defaults]
 idle_unload = "1h"

@@ -77,6 +77,9 @@ def _form(key: Key) -> Schema:
             return {"type": "boolean"}
         case "thinking":
             return {"anyOf": [{"type": "boolean"}, {"enum": list(EFFORTS)}]}
+        case "budget":
+            forms = {"type": "string", "pattern": rf"{_SIZE}|^\s*\d+(\.\d+)?\s*%\s*$|^auto$"}
+            return {"anyOf": [{"type": "integer", "minimum": 1}, forms]}
         case "size":
             return {"anyOf": [{"type": "integer", **bounds}, {"type": "string", "pattern": _SIZE}]}
         case "duration":

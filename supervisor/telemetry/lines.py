@@ -80,6 +80,15 @@ _SENTENCES: Final[dict[str, tuple[str, ...]]] = {
     "worker.died": ("{model}: died: {how}",),
     "worker.failed": ("{model}: given up: {reason}; to try again: mlx-supervisor load {model}",),
     "worker.gone": ("{model}: unloaded",),
+    "model.too_large": (
+        "{model}: needs {needs_bytes} and can't be loaded: all models together may take {budget_bytes} "
+        "(memory.budget)",
+    ),
+    "model.needs_more": ("{model}: was killed while it loaded; from now on it counts for {needs_bytes}",),
+    "preload.no_room": ("{model}: not loaded at the start: it needs {needs_bytes} beside the others",),
+    "memory.pressure": ("memory pressure: {pressure}",),
+    "lease.granted": ("the machine is leased to {holder}",),
+    "lease.ended": ("the machine is given back by {holder} after {held_s}",),
     "download.planned": ("{repo}: downloading {total_bytes}, {there_bytes} of it are there",),
     "download.finished": ("{repo}: downloaded, {total_bytes}",),
     "download.failed": ("{repo}: not downloaded: {reason}",),

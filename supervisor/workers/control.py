@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from shared.admin import CacheStats, DrainAsked, Drained, Health
+from shared.admin import CacheStats, DrainAsked, Drained, Health, TrimAsked, Trimmed
 from supervisor.workers.upstream import Upstream, UpstreamError
 
 # Out of descriptors or memory: that says something about us and nothing about the worker.
@@ -38,6 +38,12 @@ async def ask_to_drain(upstream: Upstream, *, timeout_s: float) -> bool:
     """Let the worker refuse what comes and finish what it has; whether it has. Raises NoAnswer."""
     body = msgspec.json.encode(DrainAsked(timeout_ms=round(1000 * timeout_s)))
     return _read(await _ask(upstream, "POST", b"/admin/drain", body, None), Drained).drained
+
+
+async def ask_to_trim(upstream: Upstream, *, timeout_s: float) -> int:
+    """Let the worker give back what it keeps of earlier prompts; how many bytes it freed. Raises NoAnswer."""
+    body = msgspec.json.encode(TrimAsked())
+    return _read(await _ask(upstream, "POST", b"/admin/memory/trim", body, timeout_s), Trimmed).freed_bytes
 
 
 async def _ask(upstream: Upstream, method: str, target: bytes, body: bytes, timeout_s: float | None) -> bytes:

@@ -21,6 +21,16 @@ class Exit(msgspec.Struct, frozen=True):
     last_lines: tuple[str, ...] = ()
     """The last lines that it wrote to stderr, oldest first."""
 
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether it ended as processes do for which there is no memory. MLX doesn't raise when memory runs
+        out: the process dies of SIGSEGV, or the system kills it."""
+        return (
+            self.during == "loading"
+            and self.cause is None
+            and self.signal in ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT")
+        )
+
     def describe(self) -> str:
         """`exit code 1`, `killed by SIGSEGV while loading: it may not fit into memory`."""
         if self.code is None and self.signal is None:
@@ -28,8 +38,7 @@ class Exit(msgspec.Struct, frozen=True):
         how = f"killed by {self.signal}" if self.signal else f"exit code {self.code}"
         if self.cause:
             return f"{how}: {self.cause}"
-        # MLX doesn't raise when memory runs out: the process dies of SIGSEGV, or the system kills it.
-        if self.during == "loading" and self.signal in ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT"):
+        if self.out_of_memory:
             return f"{how} while loading: it may not fit into memory"
         return f"{how} while loading" if self.during == "loading" else how
 

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from shared.errors import PublicError
+from shared.sizes import format_size
 from supervisor.workers.exits import Exit
 
 _PATH: Final = re.compile(r"(?<![\w.])~?(?:/[^\s/'\":,;()]+)*/([^\s/'\":,;()]+)/?")
@@ -47,13 +48,36 @@ def queue_full(model_id: str, limit: int, retry_after_s: float) -> PublicError:
     )
 
 
-def no_place(model_id: str, places: int) -> PublicError:
-    """507: pinned models hold every place, and they never leave by themselves."""
+def crowded(limit: int) -> PublicError:
+    """429: as many requests as the settings allow wait already, over all models."""
+    return PublicError(
+        429,
+        "queue_full",
+        f"{limit} requests wait already, which is the limit (memory.max_waiting); try again later.",
+        retry_after_s=5,
+    )
+
+
+def too_large(model_id: str, needs_bytes: int, budget_bytes: int) -> PublicError:
+    """507: it would not fit even alone."""
     return PublicError(
         507,
         "does_not_fit",
-        f"Model {model_id!r} can't be loaded: pinned models hold all {places} places. Unload one, "
-        "or raise memory.max_resident.",
+        f"Model {model_id!r} needs {format_size(needs_bytes)}, and all models together may take "
+        f"{format_size(budget_bytes)}. Take a smaller one, lower its context, or raise memory.budget.",
+    )
+
+
+def beside_pinned(
+    model_id: str, needs_bytes: int, budget_bytes: int, holders: Sequence[tuple[str, int]]
+) -> PublicError:
+    """507: pinned models hold what it would need, and they never leave by themselves."""
+    held = ", ".join(f"{name} {format_size(size)}" for name, size in holders)
+    return PublicError(
+        507,
+        "does_not_fit",
+        f"Model {model_id!r} needs {format_size(needs_bytes)} of {format_size(budget_bytes)}, and pinned "
+        f"models stay loaded ({held}). Unload or unpin one, or raise memory.budget.",
     )
 
 

@@ -62,6 +62,10 @@ _MOVES: Final[Mapping[State, frozenset[State]]] = {
     "failed": frozenset({"starting", "gone"}),
 }
 
+OUT_OF_MEMORY_S: Final = 2.0
+"""At least so long after a load that was killed for memory nothing is loaded in its place."""
+_YIELDS: Final[frozenset[StopReason]] = frozenset({"evicted", "idle", "pressure", "leased", "removed"})
+"""Why a worker is stopped that somebody may keep by leasing it."""
 LOAD_SILENCE: Final = 6.0
 """Imports block a process for long, so a load may be silent for this many times `watch.silence`."""
 _PROBE_S: Final = 2.0
@@ -80,6 +84,9 @@ class Owner(Protocol):
     def on_kept(self, keeper: "Keeper") -> None: ...
     def on_lease(self, keeper: "Keeper", *, held: bool) -> None: ...
     def on_activity(self, keeper: "Keeper", activity: Activity) -> None: ...
+    def on_memory(self, keeper: "Keeper") -> None: ...
+    @property
+    def budget_bytes(self) -> int: ...
     def is_busy(self, model_id: str) -> bool: ...
     def is_awaited(self, model_id: str) -> bool: ...
 
@@ -131,6 +138,8 @@ class Keeper:
         self.leases = 0
         self.capabilities: tuple[str, ...] | None = None
         """What the model was able to when it was loaded last."""
+        self.starved_s: float | None = None
+        """How long to wait after the residency that has just ended, because its load ran out of memory."""
         self._home = home
         self._settings = settings
         self._log_limits = log_limits
@@ -156,6 +165,7 @@ class Keeper:
         loop = asyncio.get_running_loop()
         self.entry = entry
         self.failure = None
+        self.starved_s = None
         self._served = False
         self._stop = loop.create_future()
         self._hurry = loop.create_future()
@@ -182,6 +192,11 @@ class Keeper:
     def forget_deaths(self) -> None:
         """Somebody asked for another try, or something has changed."""
         self._policy.forget()
+
+    def configure(self, settings: WatchSettings, memory: MemorySettings) -> None:
+        """These settings count: for how it ends at once, for how it is watched from the next load on."""
+        self._settings = settings
+        self._memory = memory
 
     def touch(self) -> None:
         """Work has come: look after it more often."""
@@ -245,6 +260,7 @@ class Keeper:
         self.generation += 1
         served = False
         for_good = None
+        starved = False
         socket = self._sockets.take()
         try:
             process = await self._launcher.take()
@@ -266,6 +282,7 @@ class Keeper:
                 await self._terminate(process)
             ended = await process.exited
             for_good = _hopeless(process, ended)
+            starved = ended.out_of_memory or _lacked_memory(process)
             self._over(life)
         if self._stop.done() or self.state == "draining":
             return "gone"
@@ -274,6 +291,11 @@ class Keeper:
         if for_good is not None or wait_s is None:
             self.failure = Failure(for_good or ended.describe(), ended.last_lines)
             return "failed"
+        if starved:
+            # Not beside the same others, and not at once: who may load now is for the owner to decide.
+            self.starved_s = max(wait_s, OUT_OF_MEMORY_S)
+            self.restarts += self._owner.is_awaited(self.id)
+            return "gone"
         self._served = self._served or served
         if not self._served and not self._owner.is_awaited(self.id):
             return "gone"  # whoever caused this load has left: it is not tried again for nobody
@@ -293,7 +315,12 @@ class Keeper:
             directory=str(entry.directory),
             generation=self.generation,
             options=options_of(
-                entry.settings, self._memory, self._home.saved_state, entry.draft, entry.shards
+                entry.settings,
+                self._memory,
+                self._home.saved_state,
+                entry.draft,
+                entry.shards,
+                memory_bytes=self._owner.budget_bytes,
             ),
         )
 
@@ -349,7 +376,7 @@ class Keeper:
             # One that does not answer hangs: there is nothing to wait for.
             with contextlib.suppress(NoAnswer):
                 health = await ask_health(life.upstream, timeout_s=_PROBE_S)
-        if health is not None and health.leases and reason in ("evicted", "idle"):
+        if health is not None and health.leases and reason in _YIELDS:
             self._stop = asyncio.get_running_loop().create_future()
             self.leases = health.leases
             if self.state != "leased":
@@ -381,13 +408,20 @@ class Keeper:
         finally:
             await drop(asked)
 
+    def note_lease(self, leases: int) -> bool:
+        """So many leases of the worker are held or waited for; whether that is news."""
+        changed = bool(leases) != bool(self.leases)
+        self.leases = leases
+        if not changed or self.state not in ("ready", "leased"):
+            return False
+        self._move("leased" if leases else "ready", pid=self.life.process.pid if self.life else None)
+        return True
+
     def _note(self, health: Health) -> None:
         self.memory = health.memory
-        changed = bool(health.leases) != bool(self.leases)
-        self.leases = health.leases
-        if changed and self.state in ("ready", "leased"):
-            self._move("leased" if health.leases else "ready", pid=health.pid)
+        if self.note_lease(health.leases):
             self._owner.on_lease(self, held=health.leases > 0)
+        self._owner.on_memory(self)
 
     def _tell_death(self, ended: Exit) -> None:
         self.last_exit = shown(ended)
@@ -405,6 +439,10 @@ class Keeper:
         assert state in _MOVES[self.state], f"{self.id} is {self.state} and can't become {state}"
         self.state = state
         self._events.emit(f"worker.{state}", level=level, model=self.id, **fields)
+
+
+def _lacked_memory(process: WorkerProcess) -> bool:
+    return process.load_failure is not None and process.load_failure.kind == FailureKind.MEMORY
 
 
 def _hopeless(process: WorkerProcess, ended: Exit) -> str | None:

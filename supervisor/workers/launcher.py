@@ -35,6 +35,12 @@ class Launcher:
         self._raising: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
 
+    def keep_spare(self, wanted: bool) -> None:
+        """Whether there is to be a spare from now on; one that is there serves the next load."""
+        self._keep_spare = wanted
+        if wanted:
+            self.replenish()
+
     @property
     def spare(self) -> WorkerProcess | None:
         """The process that waits for the next load, if one is there and alive."""

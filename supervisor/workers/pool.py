@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
@@ -22,27 +22,44 @@ from shared.activity import Activity
 from shared.admin import CacheStats, Health
 from shared.errors import PublicError
 from supervisor.catalog.catalog import Catalog, ModelEntry
+from supervisor.catalog.machine import Machine
 from supervisor.home import Home
 from supervisor.settings import Settings
+from supervisor.system.pressure import Level
 from supervisor.telemetry.events import Events
 from supervisor.workers import failures
-from supervisor.workers.actions import Action, Admit, Drain, Refuse, Spawn, Stop, Traits, Why
-from supervisor.workers.control import NoAnswer, ask_cache, ask_health
+from supervisor.workers.actions import (
+    Action,
+    Admit,
+    Drain,
+    GiveBack,
+    Grant,
+    Lease,
+    Refuse,
+    Spawn,
+    Stop,
+    Trim,
+    Why,
+)
+from supervisor.workers.books import Books, CostSource
+from supervisor.workers.control import NoAnswer, ask_cache, ask_health, ask_to_trim
 from supervisor.workers.keeper import Keeper, Life
 from supervisor.workers.launcher import Launcher
+from supervisor.workers.leases import MachineLease, WorkerLeases
 from supervisor.workers.ledger import Ledger, sweep
 from supervisor.workers.residency import Residency
 from supervisor.workers.slots import Slot, SlotRequest
 from supervisor.workers.sockets import SocketFiles
-from supervisor.workers.view import EngineView, SpareView, SupervisorView, WorkerView
+from supervisor.workers.view import EngineView, MemoryView, SpareView, SupervisorView, worker_view
 from supervisor.workers.watch import drop, first
 
 WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "worker")
 """-P: a folder named `worker` where the supervisor happens to be started is none of our program."""
 _LONGEST_TIMER_S: Final = 86_400.0
-_UNKILLABLE_S: Final = 2.0
+_TRIM_S: Final = 30.0
 _STATS_S: Final = 1.0
 """What a worker gets to answer a question that somebody is curious about."""
+_UNKILLABLE_S: Final = 2.0
 """Past every grace: how long a process may take to die of SIGKILL before we end without it."""
 
 
@@ -56,6 +73,8 @@ class Pool:
         settings: Settings,
         catalog: Catalog,
         events: Events,
+        machine: Machine,
+        costs: CostSource,
         worker_command: Sequence[str] = WORKER_COMMAND,
         on_activity: Callable[[str, Activity], None] | None = None,
     ) -> None:
@@ -70,7 +89,11 @@ class Pool:
         self._launcher = Launcher(
             worker_command, Ledger(self._workers_file), events, keep_spare=settings.memory.spare
         )
-        self._residency = Residency(settings.memory.max_resident)
+        self._books = Books(settings.memory, machine, costs)
+        self._residency = Residency(self._books.budget_bytes, max_waiting=settings.memory.max_waiting)
+        self._level = Level.NORMAL
+        self._leases: dict[int, MachineLease] = {}
+        self._worker_leases = WorkerLeases(events, self._on_taken)
         self._keepers: dict[str, Keeper] = {}
         self._entries: dict[str, ModelEntry] = {}
         """What was asked for last under each id: what the next spawn loads."""
@@ -80,7 +103,8 @@ class Pool:
         self._doing = False
         self._tick: asyncio.TimerHandle | None = None
         self._begun = asyncio.Event()
-        self._preloads: set[asyncio.Task[None]] = set()
+        self._errands: set[asyncio.Task[None]] = set()
+        """Loads and trims that nobody waits for."""
         self._stopping: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._deadline_s = math.inf
@@ -99,15 +123,29 @@ class Pool:
             return
         named = self._settings.preload
         wanted = [entry for entry in self._catalog.entries() if entry.settings.preload or entry.id in named]
-        places = self._settings.memory.max_resident
-        for entry in wanted[places:]:
-            self._events.emit("preload.no_place", level="warning", model=entry.id, places=places)
-        for entry in wanted[:places]:
-            task = self._loop.create_task(self._preload(entry), name=f"preload of {entry.id}")
-            self._preloads.add(task)
-            task.add_done_callback(self._preloads.discard)
-        if not wanted:
+        if not self._preload(wanted):
             self._launcher.replenish()
+
+    def _preload(self, wanted: Iterable[ModelEntry]) -> bool:
+        """Load those of `wanted` that fit beside each other; whether there are any."""
+        free = self._books.budget_bytes
+        loads = 0
+        # Pinned ones can't be put off.
+        for entry in sorted(wanted, key=lambda entry: not entry.settings.pin):
+            cost = self._books.traits(entry).cost_bytes
+            if cost > free and entry.problem is None:
+                self._events.emit(
+                    "preload.no_room",
+                    level="warning",
+                    model=entry.id,
+                    needs_bytes=cost,
+                    budget_bytes=self._books.budget_bytes,
+                )
+                continue
+            free -= cost
+            loads += 1
+            self._run_errand(self._load_quietly(entry), f"preload of {entry.id}")
+        return loads > 0
 
     def slot(self, entry: ModelEntry, *, after: int = 0) -> AbstractAsyncContextManager[Slot]:
         """Wait for a ready worker and hold a slot of it; see `Slot`.
@@ -130,7 +168,7 @@ class Pool:
         if keeper.state == "failed":
             keeper.stop("unloaded")
             keeper.forget_deaths()
-        self._do(self._residency.unload(model_id))
+        self._do(self._residency.unload(model_id, self._loop.time()))
         await keeper.ended()
 
     async def ask_workers(self) -> dict[str, tuple[Health | None, CacheStats | None]]:
@@ -170,10 +208,100 @@ class Pool:
         return EngineView(
             supervisor=SupervisorView(__version__, os.getpid(), self._started_at, str(self._home.path)),
             workers=tuple(
-                self._view(keeper, now) for keeper in self._keepers.values() if keeper.state != "gone"
+                worker_view(keeper, self._residency.model(keeper.id), self._books, now)
+                for keeper in self._keepers.values()
+                if keeper.state != "gone"
             ),
             spare=SpareView(spare.pid) if spare is not None else None,
             waiting=tuple(self._residency.waiting(now)),
+            memory=MemoryView(
+                self._residency.budget_bytes, self._residency.booked_bytes, pressure=str(self._level)
+            ),
+            leases=tuple(lease.view(now) for lease in self._leases.values()),
+        )
+
+    @property
+    def books(self) -> Books:
+        """The budget, and what models count for in it."""
+        return self._books
+
+    @contextlib.asynccontextmanager
+    async def lease(self, holder: str, *, unload: bool) -> AsyncIterator[MachineLease]:
+        """Want the machine: every worker finishes what it does and holds still, or with `unload` ends.
+
+        Entered at once; `granted` of what it gives is done when the machine is free. Leaving gives it back.
+        Raises PublicError when the supervisor is stopping.
+        """
+        if self._stopping is not None:
+            raise failures.stopping()
+        lease = MachineLease(next(self._numbers), holder, unload=unload)
+        self._leases[lease.number] = lease
+        loaded = [keeper.id for keeper in self._keepers.values() if keeper.state not in ("gone", "failed")]
+        self._events.emit("lease.asked", holder=holder, unload=unload)
+        try:
+            self._do(self._residency.lease_asked(lease.number, self._loop.time(), unload=unload))
+            yield lease
+        finally:
+            del self._leases[lease.number]
+            held_s = round(self._loop.time() - lease.since_s, 3) if lease.granted.done() else None
+            self._events.emit("lease.ended", holder=holder, held_s=held_s)
+            self._do(self._residency.lease_ended(lease.number, self._loop.time()))
+            self._plan_tick()
+            if unload and self._stopping is None:
+                self._bring_back(loaded)
+
+    def _bring_back(self, loaded: list[str]) -> None:
+        """Load what was unloaded for a lease and is to be there without a request."""
+        self._preload(
+            entry
+            for model_id in loaded
+            if (entry := self._entries.get(model_id)) is not None
+            and (entry.settings.pin or entry.settings.preload)
+            and self._residency.phase(model_id) in ("absent", "stopping")
+        )
+
+    def configure(self, settings: Settings) -> None:
+        """These settings count from now on, and the catalog has the models that they make."""
+        before, self._settings = self._settings, settings
+        now = self._loop.time()
+        self._books.configure(settings.memory)
+        for keeper in self._keepers.values():
+            keeper.configure(settings.watch, settings.memory)
+        entries = {entry.id: entry for entry in self._catalog.entries()}
+        for model_id, known in list(self._entries.items()):
+            entry = entries.get(model_id)
+            if entry is None:
+                self._do(self._residency.retire(model_id, now))
+            elif entry != known:
+                self._entries[model_id] = entry
+                self._books.forget_kill(model_id)
+                self._do(self._residency.change(self._books.traits(entry), now))
+        self._allow()
+        if settings.memory.spare != before.memory.spare:
+            self._launcher.keep_spare(settings.memory.spare)
+        self._preload(
+            entry
+            for entry in entries.values()
+            if entry.settings.preload
+            and not before.for_model(entry.id).preload
+            and self._residency.phase(entry.id) == "absent"
+        )
+        self._plan_tick()
+
+    @property
+    def needed(self) -> int:
+        """Requests and leases for which the machine must not fall asleep."""
+        residency = self._residency
+        return residency.running() + residency.waiting_count() + len(self._leases)
+
+    def press(self, level: Level) -> None:
+        """How short of memory the machine is now."""
+        if level != self._level:
+            calm = level == Level.NORMAL
+            self._events.emit("memory.pressure", level="info" if calm else "warning", pressure=str(level))
+        self._level = level
+        self._do(
+            self._residency.press(self._loop.time(), trim=level >= Level.WARN, unload=level >= Level.CRITICAL)
         )
 
     async def stop(self, *, grace_s: float) -> None:
@@ -202,18 +330,20 @@ class Pool:
         keeper = self._keeper(entry.id)
         if after:
             await keeper.settled(after)
-        if keeper.state == "failed" and (by_hand or entry != keeper.entry):
+        if by_hand or (keeper.state == "failed" and entry != keeper.entry):
             keeper.forget_deaths()
-            self._residency.forget_failure(entry.id)
+            self._books.forget_kill(entry.id)
+            self._do(self._residency.forget_failure(entry.id, self._loop.time()))
         self._entries[entry.id] = entry
         number = next(self._numbers)
         waiter: asyncio.Future[Slot] = self._loop.create_future()
         self._waiters[number] = waiter
         self._do(
             self._residency.arrived(
-                number, _traits(entry), self._loop.time(), by_hand=by_hand, again=after > 0
+                number, self._books.traits(entry), self._loop.time(), by_hand=by_hand, again=after > 0
             )
         )
+        self._plan_tick()
         try:
             return number, await waiter
         except asyncio.CancelledError:
@@ -232,31 +362,59 @@ class Pool:
     # What keepers tell.
 
     def on_ready(self, keeper: Keeper) -> None:
+        if keeper.memory is not None and self._books.learn_working_set(keeper.memory.working_set_bytes):
+            self._events.emit("memory.budget", budget_bytes=self._books.budget_bytes)
+            self._allow()
+        self.on_memory(keeper)
         self._do(self._residency.ready(keeper.id, self._loop.time()))
         self._plan_tick()
         self._replenish(encouraged=True)
 
+    def on_memory(self, keeper: Keeper) -> None:
+        if keeper.memory is not None and keeper.entry is not None:
+            self._books.seen(keeper.entry, keeper.memory)
+            self._do(self._residency.measured(keeper.id, keeper.memory.footprint_bytes, self._loop.time()))
+
     def on_restarting(self, keeper: Keeper) -> None:
-        self._do(self._residency.restarting(keeper.id))
+        self._do(self._residency.restarting(keeper.id, self._loop.time()))
 
     def on_failed(self, keeper: Keeper) -> None:
-        self._do(self._residency.failed(keeper.id))
+        self._do(self._residency.failed(keeper.id, self._loop.time()))
         self._replenish()
 
     def on_gone(self, keeper: Keeper) -> None:
-        self._do(self._residency.gone(keeper.id))
+        now = self._loop.time()
+        retry_s = 0.0
+        if keeper.starved_s is not None and keeper.entry is not None:
+            others = [size for model_id, size in self._residency.holders() if model_id != keeper.id]
+            needs = self._books.killed_at_load(keeper.entry, sum(others))
+            self._events.emit(
+                "model.needs_more", level="warning", model=keeper.id, needs_bytes=needs, beside=len(others)
+            )
+            self._do(self._residency.change(self._books.traits(keeper.entry), now))
+            retry_s = now + keeper.starved_s
+        self._do(self._residency.gone(keeper.id, now, retry_s=retry_s))
+        self._plan_tick()
         self._replenish()
 
     def on_kept(self, keeper: Keeper) -> None:
-        self._do(self._residency.kept(keeper.id))
+        self._do(self._residency.kept(keeper.id, self._loop.time()))
 
     def on_lease(self, keeper: Keeper, *, held: bool) -> None:
-        self._do(self._residency.lease(keeper.id, held=held))
+        self._do(self._residency.lease(keeper.id, self._loop.time(), held=held))
         self._plan_tick()
 
     def on_activity(self, keeper: Keeper, activity: Activity) -> None:
         if self._on_activity is not None:
             self._on_activity(keeper.id, activity)
+
+    def _on_taken(self, model_id: str) -> None:
+        self._keeper(model_id).note_lease(1)
+        self._do(self._residency.taken(model_id, self._loop.time()))
+
+    @property
+    def budget_bytes(self) -> int:
+        return self._residency.budget_bytes
 
     def is_busy(self, model_id: str) -> bool:
         return self._residency.in_flight(model_id) > 0 or self._residency.queued(model_id) > 0
@@ -283,38 +441,60 @@ class Pool:
             self._doing = False
 
     def _carry_out(self, action: Action) -> None:
-        keeper = self._keeper(action.model)
         match action:
-            case Admit(number, _):
+            case Admit(number, model_id):
                 waiter = self._waiters.pop(number, None)
+                keeper = self._keeper(model_id)
                 assert keeper.life is not None
                 if waiter is not None and not waiter.done():
                     waiter.set_result(Slot(keeper, keeper.life))
                 keeper.touch()
-            case Refuse(number, _, why):
+            case Refuse(number, model_id, why):
                 waiter = self._waiters.pop(number, None)
                 if waiter is not None and not waiter.done():
-                    waiter.set_exception(self._refusal(keeper, why))
-            case Spawn():
-                keeper.start(self._entries[action.model])
-            case Drain():
-                keeper.drain()
-            case Stop(_, reason):
-                keeper.stop(reason)
+                    waiter.set_exception(self._refusal(model_id, why))
+            case Spawn(model_id):
+                self._keeper(model_id).start(self._entries[model_id])
+            case Drain(model_id):
+                self._keeper(model_id).drain()
+            case Stop(model_id, reason):
+                self._keeper(model_id).stop(reason)
+            case Trim(model_id):
+                if (life := self._keeper(model_id).life) is not None:
+                    self._run_errand(self._trim(model_id, life), f"trim of {model_id}")
+            case Lease(model_id):
+                if (life := self._keeper(model_id).life) is not None:
+                    self._worker_leases.take(model_id, life)
+            case GiveBack(model_id):
+                self._worker_leases.give_back(model_id)
+                self._keeper(model_id).note_lease(0)
+            case Grant(number):
+                lease = self._leases[number]
+                lease.grant()
+                self._events.emit("lease.granted", holder=lease.holder, unload=lease.unload)
 
-    def _refusal(self, keeper: Keeper, why: Why) -> PublicError:
-        entry = self._entries[keeper.id]
+    def _refusal(self, model_id: str, why: Why) -> PublicError:
+        traits = self._books.traits(self._entries[model_id])
+        budget_bytes = self._residency.budget_bytes
         match why:
             case Why.QUEUE_FULL:
-                loads = self._residency.phase(keeper.id) != "ready"
-                limit = _traits(entry).limit
-                return failures.queue_full(keeper.id, limit, retry_after_s=5 if loads else 1)
+                loads = self._residency.phase(model_id) != "ready"
+                return failures.queue_full(model_id, traits.limit, retry_after_s=5 if loads else 1)
+            case Why.CROWDED:
+                return failures.crowded(self._settings.memory.max_waiting)
             case Why.FAILED:
-                failure = keeper.failure
+                failure = self._keeper(model_id).failure
                 assert failure is not None
-                return failures.failed(keeper.id, failure.reason, failure.last_lines)
-            case Why.NO_PLACE:
-                return failures.no_place(keeper.id, self._settings.memory.max_resident)
+                return failures.failed(model_id, failure.reason, failure.last_lines)
+            case Why.TOO_LARGE:
+                return failures.too_large(model_id, traits.cost_bytes, budget_bytes)
+            case Why.PINNED:
+                pinned = [
+                    (name, size)
+                    for name, size in self._residency.holders()
+                    if self._entries[name].settings.pin
+                ]
+                return failures.beside_pinned(model_id, traits.cost_bytes, budget_bytes, pinned)
             case Why.STOPPING:
                 return failures.stopping()
 
@@ -334,49 +514,52 @@ class Pool:
             )
         return keeper
 
-    def _view(self, keeper: Keeper, now: float) -> WorkerView:
-        life = keeper.life
-        used_s = self._residency.used_s(keeper.id)
-        return WorkerView(
-            id=keeper.id,
-            state=keeper.state,
-            pid=life.process.pid if life else None,
-            socket=str(life.socket) if life else None,
-            generation=keeper.generation,
-            restarts=keeper.restarts,
-            last_exit=keeper.last_exit,
-            in_flight=self._residency.in_flight(keeper.id),
-            queued=self._residency.queued(keeper.id),
-            leases=keeper.leases,
-            memory=keeper.memory,
-            footprint_bytes=keeper.memory.footprint_bytes if keeper.memory else 0,
-            idle_s=None if used_s is None else round(now - used_s, 3),
-        )
-
     def _replenish(self, *, encouraged: bool = False) -> None:
         """A spare, but not while a model loads: they would fight for the processor."""
         if not any(keeper.state in ("starting", "restarting") for keeper in self._keepers.values()):
             self._launcher.replenish(encouraged=encouraged)
 
+    def _allow(self) -> None:
+        """The policy's limits, as settings and machine have them now."""
+        self._do(
+            self._residency.allow(
+                self._books.budget_bytes, self._settings.memory.max_waiting, self._loop.time()
+            )
+        )
+
     def _plan_tick(self) -> None:
-        """Called whenever a model may have become idle. A timer too early only looks again."""
-        due_s = self._residency.next_tick()
+        """Called whenever time may have something to change. A timer too early only looks again."""
+        now = self._loop.time()
+        due_s = self._residency.next_tick(now)
         if due_s is None or (self._tick is not None and self._tick.when() <= due_s):
             return
         if self._tick is not None:
             self._tick.cancel()
-        self._tick = self._loop.call_at(min(due_s, self._loop.time() + _LONGEST_TIMER_S), self._on_tick)
+        self._tick = self._loop.call_at(min(due_s, now + _LONGEST_TIMER_S), self._on_tick)
 
     def _on_tick(self) -> None:
         self._tick = None
         self._do(self._residency.tick(self._loop.time()))
         self._plan_tick()
 
-    async def _preload(self, entry: ModelEntry) -> None:
+    def _run_errand(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = self._loop.create_task(work, name=name)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    async def _load_quietly(self, entry: ModelEntry) -> None:
         try:
             await self.load(entry)
         except PublicError as error:
             self._events.emit("preload.failed", level="warning", model=entry.id, reason=error.message)
+
+    async def _trim(self, model_id: str, life: Life) -> None:
+        try:
+            freed = await ask_to_trim(life.upstream, timeout_s=_TRIM_S)
+        except NoAnswer as answer:
+            self._events.emit("worker.not_trimmed", level="warning", model=model_id, reason=str(answer))
+        else:
+            self._events.emit("worker.trimmed", model=model_id, freed_bytes=freed)
 
     def _hurry(self) -> None:
         for keeper in self._keepers.values():
@@ -388,11 +571,13 @@ class Pool:
 
     async def _shut_down(self) -> None:
         self._begun.set()
-        self._do(self._residency.shutdown())
+        for lease in self._leases.values():
+            lease.take_back()
+        self._do(self._residency.shutdown(self._loop.time()))
         ends = asyncio.gather(
             self._launcher.stop(grace_s=self._settings.watch.kill_grace_s),
             *(keeper.ended() for keeper in self._keepers.values()),
-            *self._preloads,
+            *self._errands,
         )
         given_up = self._loop.create_task(self._give_up.wait())
         await first({ends, given_up}, None)
@@ -400,18 +585,8 @@ class Pool:
             self._events.emit("workers.unkillable", level="error")
         await drop(ends)
         await drop(given_up)
+        await self._worker_leases.close()
         if self._tick is not None:
             self._tick.cancel()
         if self._deadline is not None:
             self._deadline.cancel()
-
-
-def _traits(entry: ModelEntry) -> Traits:
-    settings = entry.settings
-    return Traits(
-        id=entry.id,
-        max_concurrency=settings.max_concurrency,
-        queue=settings.queue,
-        idle_unload_s=settings.idle_unload_s,
-        pinned=settings.pin,
-    )

@@ -2,86 +2,66 @@
 
 Every event carries its time in seconds on one monotonic clock. A model is in one of these phases:
 
-| phase    | its process                             | takes a place | may be evicted      |
-| -------- | --------------------------------------- | ------------- | ------------------- |
-| absent   | none; requests for it may wait for room | no            |                     |
-| starting | loads, or died and is being replaced    | yes           | never               |
-| ready    | serves                                  | yes           | when nobody uses it |
-| stopping | told to end, not yet reaped             | yes           | is already          |
-| failed   | none, and none until asked by hand      | no            |                     |
+| phase    | its process                             | counts in the budget | may be made to leave |
+| -------- | --------------------------------------- | -------------------- | -------------------- |
+| absent   | none; requests for it may wait for room | no                   |                      |
+| starting | loads, or died and is being replaced    | yes                  | never                |
+| ready    | serves                                  | yes                  | when nobody uses it  |
+| stopping | told to end, not yet reaped             | yes                  | is already           |
+| failed   | none, and none until asked by hand      | no                   |                      |
 
-When a model waits for room and no resident one is idle, the resident whose turn has lasted longest
-*yields*: what it has admitted finishes, what comes new waits, and then its place is free. So a waiting
-model waits for the answers in flight and no longer. What waited for a model when it became ready is
-served within that turn even if it has to yield at once: turns come in batches, not one by one.
+A *turn* of a model is what it is given between two moments of rest. When another model waits for its room
+(see `room`), the turn that runs takes in what comes within `hold` of its beginning; what comes later waits.
+At rest the model leaves, unless it is held: it was used less than `hold` ago, and has begun less than two
+further turns since somebody waits. So a waiting model waits for three turns at most, however busy the
+other one is, and turns come in batches, not one request at a time. What waited for a model when it became
+ready is served within that turn even if it has to yield at once.
+
+A lease of the whole machine stops the admission and every load. It is granted when what runs has finished,
+what loads has loaded, what leaves has left, and each worker has been leased (or unloaded, if that was asked).
 """
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
 
 from supervisor.workers.actions import (
     Action,
     Admit,
     Drain,
+    GiveBack,
+    Grant,
+    Lease,
     Refuse,
     Spawn,
     Stop,
     StopReason,
     Traits,
+    Trim,
     Waiting,
-    WaitReason,
     Why,
 )
-
-Phase = Literal["absent", "starting", "ready", "stopping", "failed"]
-
-
-@dataclass(slots=True)
-class _Model:
-    traits: Traits
-    phase: Phase = "absent"
-    waiting: dict[int, float] = field(default_factory=dict)
-    """Request -> when it came, first in first out."""
-    admitted: set[int] = field(default_factory=set)
-    turn: int = 0
-    """Of those that wait, how many still belong to the turn that it has."""
-    turn_s: float = 0.0
-    used_s: float = 0.0
-    """When it became ready or last finished a request."""
-    yielding: bool = False
-    leaving: bool = False
-    """Unloading was asked for."""
-    leased: bool = False
-
-    @property
-    def resident(self) -> bool:
-        return self.phase in ("starting", "ready", "stopping")
-
-    @property
-    def unused(self) -> bool:
-        return not self.admitted and not self.turn
-
-    @property
-    def at_rest(self) -> bool:
-        """Ready, and nothing in hand. Whoever waits does so because it yields."""
-        return self.phase == "ready" and self.unused and not self.leased
-
-    @property
-    def movable(self) -> bool:
-        return self.phase == "ready" and not (self.traits.pinned or self.leased or self.leaving)
+from supervisor.workers.resident import FURTHER_TURNS, Phase, Resident
+from supervisor.workers.room import plan
 
 
 class Residency:
-    """The policy over all models, with room for `max_resident` of them."""
+    """The policy over all models, whose workers may take `budget_bytes` together.
 
-    def __init__(self, max_resident: int) -> None:
-        self._max_resident = max_resident
-        self._models: dict[str, _Model] = {}
-        self._requests: dict[int, _Model] = {}
+    At most `max_waiting` requests wait, over all models.
+    """
+
+    def __init__(self, budget_bytes: int, *, max_waiting: int = 1024) -> None:
+        self._budget_bytes = budget_bytes
+        self._max_waiting = max_waiting
+        self._models: dict[str, Resident] = {}
+        self._requests: dict[int, Resident] = {}
+        self._leases: dict[int, bool] = {}
+        """Leases of the machine, first come first served -> whether it is wanted without models."""
+        self._granted = False
+        self._pressed = False
         self._closing = False
 
-    # What happens.
+    # What happens to requests.
 
     def arrived(
         self, request: int, traits: Traits, now: float, *, by_hand: bool = False, again: bool = False
@@ -93,7 +73,7 @@ class Residency:
         """
         model = self._models.get(traits.id)
         if model is None:
-            model = self._models[traits.id] = _Model(traits)
+            model = self._models[traits.id] = Resident(traits)
         model.traits = traits
         if self._closing:
             return self._refuse_new(request, model, Why.STOPPING)
@@ -101,18 +81,24 @@ class Residency:
             if not by_hand:
                 return self._refuse_new(request, model, Why.FAILED)
             model.phase = "absent"
-        if not (by_hand or again) and len(model.waiting) + len(model.admitted) >= traits.limit:
+        if by_hand:
+            model.retry_s = now
+        elif not again and len(model.waiting) + len(model.admitted) >= traits.limit:
             return self._refuse_new(request, model, Why.QUEUE_FULL)
-        self._requests[request] = model
         if (
             model.phase == "ready"
-            and not (model.waiting or model.yielding or model.leaving or model.leased)
+            and not (model.waiting or model.yielding or model.leaving or model.leased or self._leases)
             and len(model.admitted) < traits.window
         ):
-            model.admitted.add(request)
+            self._requests[request] = model
+            model.enter(request, now)
             return [Admit(request, traits.id)]
+        if not (by_hand or again) and self.waiting_count() >= self._max_waiting:
+            return self._refuse_new(request, model, Why.CROWDED)
+        self._requests[request] = model
         model.waiting[request] = now
-        return self._settle()
+        model.deserted_s = None
+        return self._settle(now)
 
     def left(self, request: int, now: float) -> list[Action]:
         """The request is over: answered, failed, or abandoned while it waited."""
@@ -123,12 +109,22 @@ class Residency:
             model.admitted.remove(request)
             model.used_s = now
         else:
+            if request in itertools.islice(model.waiting, model.turn):
+                model.turn -= 1
             del model.waiting[request]
-            model.turn = min(model.turn, len(model.waiting))
+            if model.phase == "starting" and not model.waiting:
+                model.deserted_s = now
         # The usual case, once per request: nobody waits for anything.
-        if not any(other.waiting or other.leaving for other in self._models.values()):
-            return self._settle() if model.phase == "absent" else []
-        return self._settle()
+        if not self._leases and not any(
+            other.waiting or other.leaving or other.retired or other.deserted_s is not None
+            for other in self._models.values()
+        ):
+            if model.phase == "absent" or self._over_budget:
+                return self._settle(now)
+            return self._relieve(model)
+        return self._settle(now)
+
+    # What happens to workers.
 
     def ready(self, model_id: str, now: float) -> list[Action]:
         """The model's worker serves from now on."""
@@ -136,48 +132,69 @@ class Residency:
         if model.phase != "starting":
             return []
         model.phase = "ready"
-        model.turn = len(model.waiting)
-        model.turn_s = model.used_s = now
+        model.served = True
+        model.deserted_s = None
+        model.begin_turn(now)
+        model.used_s = now
         first: list[Action] = [Drain(model_id)] if model.leaving else []
-        return first + self._settle()
+        return first + self._settle(now)
 
-    def restarting(self, model_id: str) -> list[Action]:
+    def restarting(self, model_id: str, now: float) -> list[Action]:
         """The worker died and is being replaced."""
         model = self._models[model_id]
         model.phase = "starting"
         model.leased = False
+        model.ours = "no"
         model.turn = 0
-        return self._settle()
+        return self._settle(now)
 
-    def failed(self, model_id: str) -> list[Action]:
+    def failed(self, model_id: str, now: float) -> list[Action]:
         """The worker died and is not replaced."""
         model = self._models[model_id]
-        self._end(model, "failed")
-        return self._refuse_waiting(model, Why.FAILED) + self._settle()
+        model.end("failed")
+        return self._refuse_waiting(model, Why.FAILED) + self._settle(now)
 
-    def gone(self, model_id: str) -> list[Action]:
-        """The worker's process is reaped: its place is free only now."""
+    def gone(self, model_id: str, now: float, *, retry_s: float = 0.0) -> list[Action]:
+        """The worker's process is reaped: its room is free only now. It is not loaded before `retry_s`."""
         model = self._models.get(model_id)
         if model is not None:
-            self._end(model, "absent")
-        return self._settle()
+            model.end("absent")
+            model.retry_s = max(model.retry_s, retry_s)
+        return self._settle(now)
 
-    def kept(self, model_id: str) -> list[Action]:
+    def kept(self, model_id: str, now: float) -> list[Action]:
         """A `Stop` was not carried out: somebody leased the worker on its own socket."""
         model = self._models[model_id]
         model.phase = "ready"
         model.leased = True
         model.leaving = model.leaving or self._closing
-        return self._settle()
+        return self._settle(now)
 
-    def lease(self, model_id: str, *, held: bool) -> list[Action]:
+    def lease(self, model_id: str, now: float, *, held: bool) -> list[Action]:
         """Somebody got exclusive use of the worker, or gave it back."""
         model = self._models[model_id]
         model.leased = held and model.phase == "ready"
-        model.turn = 0 if held else len(model.waiting)
-        return self._settle()
+        if held:
+            model.turn = 0
+        else:
+            model.begin_turn(now)
+        model.used_s = max(model.used_s, now)
+        return self._settle(now)
 
-    def unload(self, model_id: str) -> list[Action]:
+    def measured(self, model_id: str, footprint_bytes: int, now: float) -> list[Action]:
+        """What the worker really holds. It never counts for less than its cost: it may need that again."""
+        model = self._models.get(model_id)
+        if model is None or not model.resident:
+            return []
+        before = model.booked_bytes
+        model.booked_bytes = max(model.cost_bytes, footprint_bytes)
+        if model.booked_bytes == before:
+            return []
+        return self._settle(now) if self._over_budget or model.booked_bytes < before else []
+
+    # What people and the machine want.
+
+    def unload(self, model_id: str, now: float) -> list[Action]:
         """Unloading was asked for: the worker ends when it has finished what it was given.
 
         Of a model that loads, that includes what waits for it.
@@ -189,35 +206,102 @@ class Residency:
             case "failed":
                 model.phase = "absent"
             case "starting" if not model.waiting:
-                return [self._stop(model, "unloaded"), *self._settle()]
+                return [self._stop(model, "unloaded"), *self._settle(now)]
             case "starting":
                 model.leaving = True
             case "ready" if not model.leaving:
                 model.leaving = True
-                return [Drain(model_id), *self._settle()]
+                return [Drain(model_id), *self._settle(now)]
             case "stopping":
                 model.leaving = True  # in case that it is kept
             case _:
                 pass
-        return self._settle()
+        return self._settle(now)
 
-    def forget_failure(self, model_id: str) -> None:
+    def retire(self, model_id: str, now: float) -> list[Action]:
+        """The model is not configured any more: it ends when nobody wants it."""
+        model = self._models.get(model_id)
+        if model is not None:
+            model.retired = True
+        return self._settle(now)
+
+    def change(self, traits: Traits, now: float) -> list[Action]:
+        """The model is configured differently. What it costs counts from its next load on."""
+        model = self._models.get(traits.id)
+        if model is not None:
+            model.traits = traits
+            model.retired = False
+        return self._settle(now)
+
+    def forget_failure(self, model_id: str, now: float) -> list[Action]:
         """Something about the model has changed, so that a load may succeed now."""
         model = self._models.get(model_id)
-        if model is not None and model.phase == "failed":
+        if model is None:
+            return []
+        model.retry_s = now
+        if model.phase == "failed":
             model.phase = "absent"
-            self._settle()
+        return self._settle(now)
+
+    def allow(self, budget_bytes: int, max_waiting: int, now: float) -> list[Action]:
+        """The limits have changed. Of residents that are too many now, only idle ones leave."""
+        self._budget_bytes = budget_bytes
+        self._max_waiting = max_waiting
+        return self._settle(now)
+
+    def press(self, now: float, *, trim: bool, unload: bool) -> list[Action]:
+        """The machine runs short of memory (or does not any more): idle workers shall give back what they
+        can, or leave; then loads wait until it is over."""
+        self._pressed = unload
+        actions: list[Action] = []
+        for model in self._models.values():
+            if unload and model.at_rest and model.movable and not model.waiting:
+                actions.append(self._stop(model, "pressure"))
+            elif trim and model.at_rest and not model.trimmed:
+                model.trimmed = True
+                actions.append(Trim(model.traits.id))
+        return actions + self._settle(now)
+
+    def lease_asked(self, lease: int, now: float, *, unload: bool) -> list[Action]:
+        """Somebody wants the machine for himself, with models at rest or without any."""
+        self._leases[lease] = unload
+        return self._settle(now)
+
+    def taken(self, model_id: str, now: float) -> list[Action]:
+        """A `Lease` was carried out."""
+        model = self._models.get(model_id)
+        if model is not None and model.ours == "asked":
+            model.ours = "held"
+            model.leased = True
+        return self._settle(now)
+
+    def lease_ended(self, lease: int, now: float) -> list[Action]:
+        """Whoever asked for the machine has done, or does not want it any more."""
+        if next(iter(self._leases), None) == lease:
+            self._granted = False
+        self._leases.pop(lease, None)
+        actions: list[Action] = []
+        if not self._leases:
+            for model in self._models.values():
+                if model.ours == "no":
+                    continue
+                model.leased = model.leased and model.ours != "held"
+                model.ours = "no"
+                model.begin_turn(now)
+                model.used_s = now
+                actions.append(GiveBack(model.traits.id))
+        return actions + self._settle(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed: models that nobody used for long leave."""
+        """Time has passed: models that nobody used for long leave, and so do loads that nobody waits for."""
         actions: list[Action] = [
             self._stop(model, "idle")
             for model in self._models.values()
-            if self._expires_s(model) is not None and now - model.used_s >= model.traits.idle_unload_s
+            if (due := model.expires_s) is not None and due <= now
         ]
-        return actions + self._settle()
+        return actions + self._settle(now)
 
-    def shutdown(self) -> list[Action]:
+    def shutdown(self, now: float) -> list[Action]:
         """Everything ends: whoever waits is refused, workers stop as soon as they have finished."""
         self._closing = True
         actions: list[Action] = []
@@ -228,14 +312,42 @@ class Residency:
             elif model.phase == "ready" and not model.leaving:
                 model.leaving = True
                 actions.append(Drain(model.traits.id))
-        return actions + self._settle()
+        return actions + self._settle(now)
 
     # What can be asked.
 
-    def next_tick(self) -> float | None:
+    @property
+    def budget_bytes(self) -> int:
+        return self._budget_bytes
+
+    @property
+    def booked_bytes(self) -> int:
+        """What all workers count for, also those that are not reaped yet."""
+        return sum(model.booked_bytes for model in self._models.values())
+
+    @property
+    def lease_granted(self) -> int | None:
+        """The lease that holds the machine."""
+        return next(iter(self._leases)) if self._granted else None
+
+    def next_tick(self, now: float) -> float | None:
         """When `tick` may have something to do, if nothing happens until then."""
-        times = [time for model in self._models.values() if (time := self._expires_s(model)) is not None]
+        times = [
+            time
+            for model in self._models.values()
+            for time in (
+                model.expires_s,
+                model.abandoned_at_s,
+                model.retry_s if model.phase == "absent" and model.waiting and model.retry_s > now else None,
+                model.held_until_s if model.yielding and model.at_rest and model.is_held(now) else None,
+            )
+            if time is not None
+        ]
         return min(times, default=None)
+
+    def model(self, model_id: str) -> Resident | None:
+        """What is remembered of the model, to be looked at and not touched."""
+        return self._models.get(model_id)
 
     def phase(self, model_id: str) -> Phase:
         model = self._models.get(model_id)
@@ -249,10 +361,17 @@ class Residency:
         model = self._models.get(model_id)
         return len(model.waiting) if model else 0
 
-    def used_s(self, model_id: str) -> float | None:
-        """When the model was last used; None while it is in use or not ready."""
-        model = self._models.get(model_id)
-        return model.used_s if model and model.phase == "ready" and not model.admitted else None
+    def running(self) -> int:
+        """Requests that workers have, over all models."""
+        return sum(len(model.admitted) for model in self._models.values())
+
+    def waiting_count(self) -> int:
+        """Requests that wait, over all models."""
+        return sum(len(model.waiting) for model in self._models.values())
+
+    def holders(self) -> list[tuple[str, int]]:
+        """Who holds how many bytes of the budget."""
+        return [(model.traits.id, model.booked_bytes) for model in self._models.values() if model.resident]
 
     def waiting(self, now: float) -> list[Waiting]:
         """Who waits for what, longest first."""
@@ -260,8 +379,9 @@ class Residency:
             Waiting(
                 id=model.traits.id,
                 count=len(model.waiting),
-                oldest_s=round(now - _oldest(model), 3),
-                reason=_reason(model),
+                oldest_s=round(now - model.oldest_s, 3),
+                reason=model.reason(now, leased=bool(self._leases), pressed=self._pressed),
+                behind=model.behind if model.phase == "absent" else (),
             )
             for model in self._models.values()
             if model.waiting
@@ -270,116 +390,112 @@ class Residency:
 
     # How it is decided.
 
-    def _settle(self) -> list[Action]:
-        actions: list[Action] = [
-            self._stop(model, "stopping" if self._closing else "unloaded")
-            for model in self._models.values()
-            if model.leaving
-            and (model.at_rest or (self._closing and model.phase == "ready" and model.unused))
-        ]
-        actions += self._make_room()
+    @property
+    def _over_budget(self) -> bool:
+        return self.booked_bytes > self._budget_bytes
+
+    def _settle(self, now: float) -> list[Action]:
+        actions: list[Action] = []
         for model in self._models.values():
-            actions += self._admit(model)
+            if model.leaving and (
+                model.at_rest or (self._closing and model.phase == "ready" and model.unused)
+            ):
+                actions.append(self._stop(model, "stopping" if self._closing else "unloaded"))
+            elif model.retired and model.at_rest and not model.waiting:
+                actions.append(self._stop(model, "removed"))
+            elif model.abandoned_at_s is not None and model.abandoned_at_s <= now:
+                actions.append(self._stop(model, "abandoned"))
+            elif self._pressed and model.at_rest and model.movable and not model.waiting:
+                actions.append(self._stop(model, "pressure"))
+        actions += self._make_room(now)
+        if self._leases and not self._closing:
+            actions += self._lease()
+        for model in self._models.values():
+            actions += self._admit(model, now)
         done = [
             model_id
             for model_id, model in self._models.items()
-            if model.phase == "absent" and not model.waiting and not model.admitted
+            if model.phase == "absent" and not model.waiting and not model.admitted and model.retry_s <= now
         ]
         for model_id in done:
             del self._models[model_id]
         return actions
 
-    def _make_room(self) -> Iterator[Action]:
-        for model in self._models.values():
-            model.yielding = False
-        wanting = sorted(
-            (model for model in self._models.values() if model.phase == "absent" and model.waiting),
-            key=_oldest,
-        )
-        if not wanting:
-            return
-        free = max(0, self._max_resident - sum(model.resident for model in self._models.values()))
-        for model in wanting[:free]:
-            model.phase = "starting"
-            yield Spawn(model.traits.id)
-        lacking = wanting[free:]
-        if not lacking:
-            return
-        residents = [model for model in self._models.values() if model.resident]
-        if sum(model.traits.pinned and not model.leaving for model in residents) >= self._max_resident:
-            for model in lacking:
-                yield from self._refuse_waiting(model, Why.NO_PLACE)
-            return
-        coming = sum(model.phase == "stopping" or model.leaving for model in residents)
-        needed = max(0, len(lacking) - coming)
-        movable = [model for model in residents if model.movable]
-        idle = sorted((model for model in movable if model.at_rest), key=_rest_order)[:needed]
-        for model in idle:
-            yield self._stop(model, "evicted")
-        busy = sorted((model for model in movable if not model.at_rest), key=lambda model: model.turn_s)
-        for model in busy[: needed - len(idle)]:
-            model.yielding = True
+    def _relieve(self, model: Resident) -> list[Action]:
+        """After the end of a request that nobody waited for: what pressure asks of a model at rest."""
+        if self._pressed and model.at_rest and model.movable:
+            return [self._stop(model, "pressure")]
+        return []
 
-    def _admit(self, model: _Model) -> Iterator[Action]:
-        if model.phase != "ready" or model.leased:
+    def _make_room(self, now: float) -> Iterator[Action]:
+        loads = not (self._leases or self._pressed or self._closing)
+        made = plan(self._models.values(), self._budget_bytes, now, loads=loads)
+        for model, why in made.refuse:
+            yield from self._refuse_waiting(model, why)
+        for model in made.spawn:
+            model.begin()
+            yield Spawn(model.traits.id)
+        for model in made.evict:
+            yield self._stop(model, "evicted")
+        if not made.lacking:
+            for model in self._models.values():
+                model.further = 0
+
+    def _lease(self) -> Iterator[Action]:
+        """Bring the machine to rest for the first of those who want it."""
+        lease, unload = next(iter(self._leases.items()))
+        for model in self._models.values():
+            if unload and (model.phase == "starting" or model.at_rest or model.ours == "held"):
+                if model.ours != "no":
+                    model.ours = "no"
+                    model.leased = False
+                    yield GiveBack(model.traits.id)
+                yield self._stop(model, "leased")
+            elif model.phase == "ready" and model.ours == "no" and not model.admitted and not model.going:
+                model.ours = "asked"
+                yield Lease(model.traits.id)
+        done = all(model.phase == "ready" and model.ours == "held" for model in self._residents())
+        if done and not self._granted:
+            self._granted = True
+            yield Grant(lease)
+
+    def _residents(self) -> Iterator[Resident]:
+        return (model for model in self._models.values() if model.resident)
+
+    def _admit(self, model: Resident, now: float) -> Iterator[Action]:
+        if model.phase != "ready" or model.leased or self._leases or not model.waiting:
             return
+        if model.yielding and not model.leaving and not model.turn:
+            if model.unused:
+                # At rest, and it need not leave yet: a further turn.
+                if model.further < FURTHER_TURNS:
+                    model.further += 1
+                    model.begin_turn(now)
+            elif now - model.turn_s < model.traits.hold_s:
+                model.turn = len(model.waiting)
         while model.waiting and len(model.admitted) < model.traits.window:
             if (model.yielding or model.leaving) and not model.turn:
                 break
             request = next(iter(model.waiting))
             del model.waiting[request]
-            model.admitted.add(request)
-            model.turn = max(0, model.turn - 1)
+            model.enter(request, now)
             yield Admit(request, model.traits.id)
 
-    def _stop(self, model: _Model, reason: StopReason) -> Stop:
+    def _stop(self, model: Resident, reason: StopReason) -> Stop:
         model.phase = "stopping"
         model.turn = 0
+        model.yielding = False
         return Stop(model.traits.id, reason)
 
-    @staticmethod
-    def _end(model: _Model, phase: Phase) -> None:
-        model.phase = phase
-        model.leaving = model.leased = model.yielding = False
-        model.turn = 0
-
-    def _refuse_new(self, request: int, model: _Model, why: Why) -> list[Action]:
+    def _refuse_new(self, request: int, model: Resident, why: Why) -> list[Action]:
         if model.phase == "absent" and not model.waiting and not model.admitted:
             del self._models[model.traits.id]
         return [Refuse(request, model.traits.id, why)]
 
-    def _refuse_waiting(self, model: _Model, why: Why) -> list[Action]:
+    def _refuse_waiting(self, model: Resident, why: Why) -> list[Action]:
         refused: list[Action] = [Refuse(request, model.traits.id, why) for request in model.waiting]
         for request in model.waiting:
             del self._requests[request]
         model.waiting.clear()
         model.turn = 0
         return refused
-
-    @staticmethod
-    def _expires_s(model: _Model) -> float | None:
-        """When it will have been idle for too long; None if it is not idle or may stay for ever."""
-        if model.at_rest and model.movable and not model.waiting:
-            return model.used_s + model.traits.idle_unload_s
-        return None
-
-
-def _oldest(model: _Model) -> float:
-    return next(iter(model.waiting.values()))
-
-
-def _rest_order(model: _Model) -> tuple[bool, float]:
-    """Least recently used first; before all others those that nobody waits for."""
-    return bool(model.waiting), model.used_s
-
-
-def _reason(model: _Model) -> WaitReason:
-    if model.phase == "absent":
-        return "room"
-    if model.phase == "starting":
-        return "loading"
-    if model.phase == "stopping" or model.leaving:
-        return "unloading"
-    if model.leased:
-        return "leased"
-    return "turn" if model.yielding else "busy"

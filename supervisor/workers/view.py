@@ -1,10 +1,20 @@
 """The body of `GET /engine`: every worker as the supervisor last knew it."""
 
+import math
+from typing import Literal
+
 import msgspec
 
 from shared.status import Memory
 from supervisor.workers.actions import Waiting
+from supervisor.workers.books import Books
 from supervisor.workers.exits import Exit
+from supervisor.workers.keeper import Keeper
+from supervisor.workers.leases import LeaseView
+from supervisor.workers.resident import Resident
+
+Reason = Literal["loading", "in use", "leased", "held", "pinned", "idle", "leaving"]
+"""Why a model has a worker."""
 
 
 class SupervisorView(msgspec.Struct, frozen=True):
@@ -36,6 +46,25 @@ class WorkerView(msgspec.Struct, frozen=True):
     footprint_bytes: int
     idle_s: float | None
     """Since the last answer; None while something is in flight or the worker isn't ready."""
+    estimate_bytes: int = 0
+    """What it was expected to hold, before its first load."""
+    measured_bytes: int | None = None
+    """The most that it was seen to hold, prompts' state apart, in this run or an earlier one."""
+    booked_bytes: int = 0
+    """What it counts for in the budget."""
+    why: Reason | None = None
+    leaves_s: float | None = None
+    """In how many seconds it leaves if nobody asks for it; None if it stays, or is in use."""
+
+
+class MemoryView(msgspec.Struct, frozen=True):
+    """The memory budget of all models together."""
+
+    budget_bytes: int = 0
+    booked_bytes: int = 0
+    """What the workers count for, those among them that are not reaped yet."""
+    pressure: str = "normal"
+    """How short of memory the machine is, as the system itself judges: `normal`, `warn` or `critical`."""
 
 
 class SpareView(msgspec.Struct, frozen=True):
@@ -47,3 +76,50 @@ class EngineView(msgspec.Struct, frozen=True):
     workers: tuple[WorkerView, ...]
     spare: SpareView | None
     waiting: tuple[Waiting, ...]
+    memory: MemoryView = MemoryView()
+    leases: tuple[LeaseView, ...] = ()
+    """Who has the machine for himself, then who waits for that."""
+
+
+def worker_view(keeper: Keeper, resident: Resident | None, books: Books, now: float) -> WorkerView:
+    """One worker as it is now."""
+    life, entry = keeper.life, keeper.entry
+    idle = resident is not None and resident.phase == "ready" and not resident.admitted
+    expires_s = resident.expires_s if resident is not None else None
+    cost = books.cost(entry) if entry is not None else None
+    return WorkerView(
+        id=keeper.id,
+        state=keeper.state,
+        pid=life.process.pid if life else None,
+        socket=str(life.socket) if life else None,
+        generation=keeper.generation,
+        restarts=keeper.restarts,
+        last_exit=keeper.last_exit,
+        in_flight=len(resident.admitted) if resident else 0,
+        queued=len(resident.waiting) if resident else 0,
+        leases=keeper.leases,
+        memory=keeper.memory,
+        footprint_bytes=keeper.memory.footprint_bytes if keeper.memory else 0,
+        idle_s=round(now - resident.used_s, 3) if resident is not None and idle else None,
+        estimate_bytes=cost.estimate_bytes if cost else 0,
+        measured_bytes=cost.measured_bytes if cost else None,
+        booked_bytes=resident.booked_bytes if resident else 0,
+        why=_reason(resident, now) if resident else None,
+        leaves_s=None if expires_s is None or math.isinf(expires_s) else round(max(0.0, expires_s - now), 3),
+    )
+
+
+def _reason(resident: Resident, now: float) -> Reason | None:
+    if not resident.resident:
+        return None
+    if resident.phase == "starting":
+        return "loading"
+    if resident.going:
+        return "leaving"
+    if resident.leased:
+        return "leased"
+    if not resident.unused:
+        return "in use"
+    if resident.traits.pinned:
+        return "pinned"
+    return "held" if resident.is_held(now) else "idle"

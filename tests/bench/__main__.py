@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import cancel, catalog, crowd, engine, forwarding, load, mixed, start, warm
+from tests.bench import cancel, catalog, crowd, engine, forwarding, load, mixed, start, swap, warm
 from tests.bench.report import Row, machine, print_part, write_report
 
 PARTS: dict[str, tuple[str, Callable[..., list[Row]]]] = {
@@ -22,6 +22,7 @@ PARTS: dict[str, tuple[str, Callable[..., list[Row]]]] = {
     "start": ("supervisor: start, memory, idle", start.measure),
     "catalog": ("catalog: two thousand models on the disk", catalog.measure),
     "load": ("first request to a model that is not loaded", load.measure),
+    "swap": ("models that change places", swap.measure),
     "engine": ("engine: through the whole system against mlx-lm alone", engine.measure),
     "mixed": ("half of a batch constrained to JSON, against none", mixed.measure),
     "warm": ("the next turn of a conversation against the prefill of its new tokens", warm.measure),

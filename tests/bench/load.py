@@ -50,13 +50,13 @@ def _import_s() -> float:
 
 def _first_request(service: Service, model: str) -> float:
     service.client.post(f"/api/models/{model}/unload").raise_for_status()
-    _wait_for_quiet(service)
+    wait_for_quiet(service)
     started = time.perf_counter()
     service.chat(model, max_tokens=1, temperature=0).raise_for_status()
     return time.perf_counter() - started
 
 
-def _wait_for_quiet(service: Service) -> None:
+def wait_for_quiet(service: Service) -> None:
     """Until no process of the service uses the CPU: the spare has imported everything by then."""
     quiet_since = time.monotonic()
     last = 0.0

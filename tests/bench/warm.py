@@ -34,7 +34,7 @@ def measure(*, quick: bool) -> list[Row]:
     rounds = 3 if quick else len(_QUESTIONS)
     folder = starter_model()
     config = models_config(**{MODEL: folder, OTHER: tiny_model()})
-    config += "[memory]\nspare = false\nmax_resident = 1\n"
+    config += '[memory]\nspare = false\n[defaults]\nexclusive = true\nhold = "0s"\n'
     with (
         tempfile.TemporaryDirectory() as base,
         Direct(folder) as direct,

@@ -80,9 +80,13 @@ def test_status_and_what_is_loaded(service: Service) -> None:
     assert said(service.cli("load", "qwen-small")) == "qwen-small is ready\n"
     worker = service.worker("qwen-small")
     assert worker is not None
-    head, row = said(service.cli("ps")).splitlines()
+    head, row, total = said(service.cli("ps")).splitlines()
     assert head.split("  ")[0] == "MODEL"
-    assert re.fullmatch(rf"qwen-small +ready +{worker['pid']} +[\d.]+ MiB +0 +0 +[\d.]+s +0", row)
+    size = r"[\d.]+ [MG]iB"
+    assert re.fullmatch(
+        rf"qwen-small +ready +held +{worker['pid']} +{size} +{size} +{size} +{size} +0 +0 +[\d.]+s +0", row
+    )
+    assert re.fullmatch(rf"{size} of {size} are taken", total)
     assert "qwen-small (ready)" in said(service.cli("status"))
     status = json.loads(said(service.cli("status", "--json")))
     assert status["running"] is True

@@ -46,7 +46,7 @@ async def test_two_models_run_beside_each_other(tmp_path: Path) -> None:
 
 async def test_a_hundred_alternating_requests_with_room_for_one(tmp_path: Path) -> None:
     """Never two processes, and a load begins only when the process before it is reaped."""
-    async with running(tmp_path, max_resident=1) as bench:
+    async with running(tmp_path, room=1) as bench:
         a, b = bench.model("a"), bench.model("b")
         most = 0
 
@@ -71,14 +71,14 @@ async def test_a_hundred_alternating_requests_with_room_for_one(tmp_path: Path) 
 
 
 async def test_one_client_that_alternates_gets_every_answer(tmp_path: Path) -> None:
-    async with running(tmp_path, max_resident=1, spare=True) as bench:
+    async with running(tmp_path, room=1, spare=True) as bench:
         models = [bench.model("a"), bench.model("b")]
         for number in range(10):
             assert (await bench.chat(models[number % 2])).model == models[number % 2].id
 
 
 async def test_a_storm_for_three_models_with_room_for_one(tmp_path: Path) -> None:
-    async with running(tmp_path, max_resident=1) as bench:
+    async with running(tmp_path, room=1) as bench:
         models = [bench.model(name) for name in "abc"]
         fake = Behaviour(chunks=3, interval_ms=20)
 
@@ -140,19 +140,20 @@ async def test_the_client_that_caused_a_load_goes_away(tmp_path: Path) -> None:
 
 async def test_everybody_who_wanted_a_load_goes_away(tmp_path: Path) -> None:
     async with running(tmp_path) as bench:
-        entry = bench.model("a", Load(load_s=0.3), idle_unload_s=0.1)
+        entry = bench.model("a", Load(never_ready=True, generations=(1,)), hold_s=0.2)
         request = asyncio.ensure_future(bench.chat(entry))
         await bench.said("worker.starting", "a")
         request.cancel()
-        # It finishes, and is then as idle as any other.
+        # It is kept for a moment, in case that the client tries again, and then ended.
         await bench.said("worker.gone", "a")
-        assert bench.kinds("a").count("worker.starting") == 1
+        stopping = next(event for event in bench.events if event.kind == "worker.stopping")
+        assert stopping.fields["reason"] == "abandoned"
         assert (await bench.chat(entry)).generation == 2
 
 
 async def test_an_abandoned_load_that_dies_is_not_tried_again(tmp_path: Path) -> None:
     async with running(tmp_path) as bench:
-        entry = bench.model("a", Load(load_s=0.2, die_at_load=Death()))
+        entry = bench.model("a", Load(load_s=0.2, die_at_load=Death()), hold_s=5)
         request = asyncio.ensure_future(bench.chat(entry))
         await bench.said("worker.starting", "a")
         request.cancel()
@@ -241,11 +242,11 @@ async def test_preloaded_models_are_there_without_a_request(tmp_path: Path) -> N
     models = {
         name: ModelSettings(source=str(write_fake_model(tmp_path / name)), preload=True) for name in "abc"
     }
-    async with running(tmp_path, models=models, max_resident=2) as bench:
+    async with running(tmp_path, models=models, room=2) as bench:
         await bench.said("worker.ready", "a")
         await bench.said("worker.ready", "b")
         # What has no place is told, and throws nobody out.
-        assert [event.fields["model"] for event in bench.events if event.kind == "preload.no_place"] == ["c"]
+        assert [event.fields["model"] for event in bench.events if event.kind == "preload.no_room"] == ["c"]
         assert bench.pool.state_of("c") is None
 
 
@@ -259,7 +260,7 @@ async def test_a_preload_that_fails_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_pinned_model_keeps_its_place(tmp_path: Path) -> None:
-    async with running(tmp_path, max_resident=1) as bench:
+    async with running(tmp_path, room=1) as bench:
         await bench.chat(bench.model("a", pin=True))
         error = await bench.refused(bench.model("b"))
         assert (error.status, error.code) == (507, "does_not_fit")
@@ -276,7 +277,7 @@ async def lease(bench: Bench, name: str) -> tuple[asyncio.StreamReader, asyncio.
 
 
 async def test_a_leased_worker_is_not_evicted(tmp_path: Path) -> None:
-    async with running(tmp_path, max_resident=1) as bench:
+    async with running(tmp_path, room=1) as bench:
         a, b = bench.model("a"), bench.model("b")
         await bench.pool.load(a)
         _, writer = await lease(bench, "a")

@@ -102,7 +102,7 @@ class Chaos:
 
 async def test_chaos(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     watch = WatchSettings(silence_s=1.0, stall_s=2.0, drain_s=0.5, kill_grace_s=0.3)
-    async with running(tmp_path, max_resident=2, spare=True, watch=watch) as bench:
+    async with running(tmp_path, room=2, spare=True, watch=watch) as bench:
         chaos = Chaos(bench, CHAOS_SEED)
         people = [chaos.client() for _ in range(12)]
         async with asyncio.timeout(CHAOS_S + 30):

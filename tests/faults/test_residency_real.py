@@ -33,7 +33,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tiny(name: str) -> ModelEntry:
-    return ModelEntry(id=name, directory=tiny_model(), settings=ModelSettings())
+    return ModelEntry(id=name, directory=tiny_model(), settings=ModelSettings(hold_s=0.0))
 
 
 async def chat(bench: Bench, entry: ModelEntry) -> int:
@@ -49,7 +49,7 @@ async def chat(bench: Bench, entry: ModelEntry) -> int:
 
 
 async def test_a_real_worker_serves_dies_comes_back_and_makes_room(tmp_path: Path) -> None:
-    async with running(tmp_path, max_resident=1, spare=True, watch=WATCH, command=WORKER) as bench:
+    async with running(tmp_path, room=1, spare=True, watch=WATCH, command=WORKER) as bench:
         a, b = tiny("a"), tiny("b")
         assert await chat(bench, a) == 1
         worker = bench.worker("a")
@@ -62,7 +62,7 @@ async def test_a_real_worker_serves_dies_comes_back_and_makes_room(tmp_path: Pat
         ended = [event.fields for event in bench.events if event.kind == "worker.died"]
         assert len(ended) == 1 and ended[0]["how"] == "killed by SIGKILL"
 
-        missing = ModelEntry(id="c", directory=tmp_path / "nowhere", settings=ModelSettings())
+        missing = ModelEntry(id="c", directory=tmp_path / "nowhere", settings=ModelSettings(hold_s=0.0))
         error = await bench.refused(missing)
         assert error.code == "engine_unavailable" and str(tmp_path) not in error.message
         assert bench.kinds("c").count("worker.starting") == 1, "it would fail the same way again"

@@ -298,7 +298,7 @@ def test_a_request_during_the_unload_gets_an_answer(start: Start) -> None:
 @pytest.mark.timeout(180)
 def test_alternating_models_with_room_for_one(start: Start) -> None:
     """21. 100 requests by four clients in turn: all answered, never two residents."""
-    service = start(config="[memory]\nmax_resident = 1\n")
+    service = start(config='[defaults]\nexclusive = true\nhold = "0s"\n')
     most = 0
     done = threading.Event()
 

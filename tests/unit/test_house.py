@@ -17,6 +17,7 @@ SUPERVISOR_FLOORS = (
     ("cli",),
     ("doctor",),
     ("server",),
+    ("reloading",),
     ("front",),
     ("routes",),
     ("responses",),

@@ -12,7 +12,7 @@ from tests.fixtures.tiny import Tiny, tiny_model
 
 pytestmark = pytest.mark.timeout(120)
 
-MEMORY = "[memory]\nmax_resident = 1\n"
+MEMORY = '[defaults]\nexclusive = true\nhold = "0s"\n'
 
 
 def answer(service: Service, model: str, messages: list[dict[str, str]]) -> Any:

@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from shared.admin import CacheStats, Health
 from shared.errors import PublicError
 from supervisor.catalog.catalog import Catalog, ModelEntry
@@ -27,6 +29,7 @@ from supervisor.telemetry.events import Events
 from supervisor.telemetry.tally import Tally
 from supervisor.telemetry.timelines import Timelines
 from supervisor.workers.exits import Exit
+from supervisor.workers.leases import MachineLease
 from supervisor.workers.upstream import Upstream
 from supervisor.workers.view import EngineView, SupervisorView, WorkerView
 
@@ -115,6 +118,12 @@ class FixedPool:
     async def unload(self, model_id: str) -> None:
         self.states.pop(model_id, None)
 
+    @asynccontextmanager
+    async def lease(self, holder: str, *, unload: bool) -> AsyncIterator[MachineLease]:
+        lease = MachineLease(1, holder, unload=unload)
+        lease.grant()
+        yield lease
+
 
 @dataclass
 class Supervised:
@@ -191,6 +200,10 @@ async def supervised(
         timelines = Timelines(events)
         downloads = Downloads(events, refresh=refresh, command=downloader)
         stack.push_async_callback(downloads.close)
+
+        async def reload() -> msgspec.Struct:
+            raise PublicError(400, "invalid_config", "There is none.")
+
         routes = Routes(
             Parts(
                 home,
@@ -207,6 +220,7 @@ async def supervised(
                 timelines,
                 Costs(Machine("test GPU", "metal", 64 * 2**30, 48 * 2**30)),
                 lambda: 40 * 2**30,
+                reload,
             )
         )
         database = Database(home.state_db)

@@ -1,113 +1,32 @@
 """The residency policy against every order of events: a model of the world checks each action."""
 
-from collections.abc import Iterable
-from typing import Literal
+import random
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from supervisor.workers.actions import (
-    Action,
-    Admit,
-    Drain,
-    Refuse,
-    Spawn,
-    Stop,
-    Traits,
-    Why,
-)
-from supervisor.workers.residency import Residency
+from supervisor.workers.actions import Traits
+from tests.unit.workers.residency_world import BY_ID, MODELS, World
 
-MODELS = [
-    Traits("a", max_concurrency=2, queue=3, idle_unload_s=50.0),
-    Traits("b", max_concurrency=1, queue=0, idle_unload_s=100.0),
-    Traits("c", max_concurrency=1, queue=5, idle_unload_s=1e9),
-    Traits("p", max_concurrency=2, queue=2, idle_unload_s=10.0, pinned=True),
-]
-BY_ID = {model.id: model for model in MODELS}
-Process = Literal["loading", "serving", "ending"]
+LARGEST = sum(model.cost_bytes for model in MODELS)
+WALK_STEPS = 1_500_000
 
 
-class World(RuleBasedStateMachine):
-    """Processes, requests and leases as they really are; the policy only hears of them."""
+class Machine(RuleBasedStateMachine):
+    """Chooses what happens, and finds the shortest way to what goes wrong."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-        self.next = 0
-        self.processes: dict[str, Process] = {}
-        self.reasons: dict[str, str] = {}
-        self.draining: set[str] = set()
-        self.turn: dict[str, set[int]] = {}
-        """Who waited when the model became ready, or was given back."""
-        self.failed: set[str] = set()
-        self.leased: set[str] = set()
-        self.waiting: dict[int, str] = {}
-        self.running: dict[int, str] = {}
-        self.cut: dict[int, str] = {}
-        """Admitted to a process that has died; their end is not yet told."""
-        self.answered: set[int] = set()
-        self.closing = False
+    world: World | None = None
 
-    @initialize(places=st.integers(1, 3))
-    def begin(self, places: int) -> None:
-        self.places = places
-        self.policy = Residency(places)
+    @initialize(budget=st.integers(2, LARGEST))
+    def begin(self, budget: int) -> None:
+        self.world = World(budget)
 
-    # What the policy does, checked against the world.
-
-    def carry_out(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            match action:
-                case Spawn(model):
-                    assert model not in self.processes, "a second process for one model"
-                    assert len(self.processes) < self.places, "more processes than places"
-                    assert model not in self.failed and not self.closing
-                    assert model in self.waiting.values(), "a load that nobody asked for"
-                    self.processes[model] = "loading"
-                case Admit(request, model):
-                    assert self.waiting.pop(request) == model, "admitted twice, or to another model"
-                    assert self.processes[model] == "serving" and model not in self.leased
-                    assert model not in self.draining or request in self.turn[model]
-                    self.running[request] = model
-                    assert self.held(model) <= BY_ID[model].window
-                case Refuse(request, model, why):
-                    assert self.waiting.pop(request) == model
-                    assert (why is Why.FAILED) == (model in self.failed and not self.closing)
-                    self.answered.add(request)
-                case Drain(model):
-                    assert self.processes[model] == "serving"
-                    self.draining.add(model)
-                case Stop(model, reason):
-                    self.check_stop(model, reason)
-                    self.processes[model] = "ending"
-                    self.reasons[model] = reason
-
-    def check_stop(self, model: str, reason: str) -> None:
-        assert self.count(self.running, model) == 0, "an answer in flight was cut"
-        assert self.processes[model] != "ending", "stopped twice"
-        if reason in ("evicted", "idle"):
-            assert self.processes[model] == "serving", "a loading model was a victim"
-            assert model not in self.leased and not BY_ID[model].pinned
-        if reason == "idle":
-            assert model not in self.waiting.values()
-        if reason == "evicted":
-            wanted = len(set(self.waiting.values()) - self.processes.keys())
-            leaving = len(set(self.those("ending")) | self.draining)
-            assert wanted > self.places - len(self.processes) + leaving, "more left than had to"
-
-    @staticmethod
-    def count(requests: dict[int, str], model: str) -> int:
-        return sum(wanted == model for wanted in requests.values())
-
-    def held(self, model: str) -> int:
-        return self.count(self.running, model) + self.count(self.cut, model)
-
-    def those(self, state: Process) -> list[str]:
-        return sorted(model for model, process in self.processes.items() if process == state)
-
-    # What happens.
+    @property
+    def there(self) -> World:
+        assert self.world is not None
+        return self.world
 
     @rule(
         model=st.sampled_from(MODELS),
@@ -116,162 +35,170 @@ class World(RuleBasedStateMachine):
         wait=st.floats(0, 20, allow_nan=False),
     )
     def arrives(self, model: Traits, by_hand: bool, again: bool, wait: float) -> None:
-        self.now += wait
-        request = self.next
-        self.next += 1
-        self.waiting[request] = model.id
-        if by_hand:
-            self.failed.discard(model.id)
-        room = self.count(self.waiting, model.id) + self.held(model.id) <= model.limit
-        actions = self.policy.arrived(request, model, self.now, by_hand=by_hand, again=again)
-        for action in actions:
-            if isinstance(action, Refuse) and action.request == request:
-                assert action.why is not Why.QUEUE_FULL or not (room or by_hand or again)
-        self.carry_out(actions)
+        self.there.arrives(model, by_hand=by_hand, again=again, wait_s=wait)
 
-    @precondition(lambda self: self.running or self.cut)
+    @precondition(lambda self: self.there.running or self.there.cut)
     @rule(data=st.data())
     def finishes(self, data: st.DataObject) -> None:
-        self.finish(data.draw(st.sampled_from(sorted(self.running | self.cut))))
+        self.there.finish(data.draw(st.sampled_from(sorted(self.there.running | self.there.cut))))
 
-    def finish(self, request: int) -> None:
-        self.running.pop(request, None)
-        self.cut.pop(request, None)
-        self.answered.add(request)
-        self.carry_out(self.policy.left(request, self.now))
-
-    @precondition(lambda self: self.waiting)
+    @precondition(lambda self: self.there.waiting)
     @rule(data=st.data())
     def gives_up_waiting(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(sorted(self.waiting)))
-        del self.waiting[request]
-        self.answered.add(request)
-        self.carry_out(self.policy.left(request, self.now))
+        self.there.give_up(data.draw(st.sampled_from(sorted(self.there.waiting))))
 
-    @precondition(lambda self: self.those("loading"))
+    @precondition(lambda self: self.there.those("loading"))
     @rule(data=st.data())
     def becomes_ready(self, data: st.DataObject) -> None:
-        self.serve(data.draw(st.sampled_from(self.those("loading"))))
+        self.there.serve(data.draw(st.sampled_from(self.there.those("loading"))))
 
-    def serve(self, model: str) -> None:
-        self.processes[model] = "serving"
-        self.turn[model] = {request for request, wanted in self.waiting.items() if wanted == model}
-        self.carry_out(self.policy.ready(model, self.now))
-
-    @precondition(lambda self: self.those("loading") or self.those("serving"))
+    @precondition(lambda self: self.there.those("loading") or self.there.those("serving"))
     @rule(data=st.data(), fails=st.booleans())
     def dies(self, data: st.DataObject, fails: bool) -> None:
-        model = data.draw(st.sampled_from(self.those("loading") + self.those("serving")))
-        self.leased.discard(model)
-        self.cut |= {request: wanted for request, wanted in self.running.items() if wanted == model}
-        self.running = {request: wanted for request, wanted in self.running.items() if wanted != model}
-        if model in self.draining:
-            # One that was to end anyway is not replaced.
-            self.end(model)
-        elif fails:
-            del self.processes[model]
-            self.failed.add(model)
-            self.carry_out(self.policy.failed(model))
-        else:
-            self.processes[model] = "loading"
-            self.carry_out(self.policy.restarting(model))
+        living = self.there.those("loading") + self.there.those("serving")
+        self.there.die(data.draw(st.sampled_from(living)), fails=fails)
 
-    @precondition(lambda self: self.those("ending"))
+    @precondition(lambda self: self.there.those("loading"))
+    @rule(data=st.data())
+    def runs_out_of_memory(self, data: st.DataObject) -> None:
+        self.there.runs_out_of_memory(data.draw(st.sampled_from(self.there.those("loading"))))
+
+    @precondition(lambda self: self.there.those("ending"))
     @rule(data=st.data())
     def is_reaped(self, data: st.DataObject) -> None:
-        self.end(data.draw(st.sampled_from(self.those("ending"))))
+        self.there.end(data.draw(st.sampled_from(self.there.those("ending"))))
 
-    def end(self, model: str) -> None:
-        del self.processes[model]
-        self.draining.discard(model)
-        self.leased.discard(model)
-        self.carry_out(self.policy.gone(model))
-
-    @precondition(lambda self: self.kept_ones())
+    @precondition(lambda self: self.there.can_be_kept())
     @rule(data=st.data())
     def is_kept_for_a_lease(self, data: st.DataObject) -> None:
-        model = data.draw(st.sampled_from(self.kept_ones()))
-        self.processes[model] = "serving"
-        self.leased.add(model)
-        self.carry_out(self.policy.kept(model))
+        self.there.keep(data.draw(st.sampled_from(self.there.can_be_kept())))
 
-    def kept_ones(self) -> list[str]:
-        return [model for model in self.those("ending") if self.reasons[model] in ("evicted", "idle")]
-
-    @precondition(lambda self: self.those("serving"))
+    @precondition(lambda self: self.there.can_be_leased())
     @rule(data=st.data())
     def is_leased(self, data: st.DataObject) -> None:
-        model = data.draw(st.sampled_from(self.those("serving")))
-        self.leased.add(model)
-        self.carry_out(self.policy.lease(model, held=True))
+        self.there.lease(data.draw(st.sampled_from(self.there.can_be_leased())))
 
-    @precondition(lambda self: self.leased)
+    @precondition(lambda self: self.there.leased)
     @rule(data=st.data())
     def is_given_back(self, data: st.DataObject) -> None:
-        self.give_back(data.draw(st.sampled_from(sorted(self.leased))))
+        self.there.give_back(data.draw(st.sampled_from(sorted(self.there.leased))))
 
-    def give_back(self, model: str) -> None:
-        self.leased.discard(model)
-        self.turn[model] = {request for request, wanted in self.waiting.items() if wanted == model}
-        if self.processes[model] == "serving":
-            self.carry_out(self.policy.lease(model, held=False))
+    @rule(unload=st.booleans())
+    def somebody_wants_the_machine(self, unload: bool) -> None:
+        self.there.want_machine(unload=unload)
+
+    @precondition(lambda self: self.there.can_be_taken())
+    @rule(data=st.data())
+    def is_taken(self, data: st.DataObject) -> None:
+        self.there.take(data.draw(st.sampled_from(self.there.can_be_taken())))
+
+    @precondition(lambda self: self.there.machine)
+    @rule(data=st.data())
+    def machine_is_given_back(self, data: st.DataObject) -> None:
+        self.there.give_machine_back(data.draw(st.sampled_from(sorted(self.there.machine))))
+
+    @precondition(lambda self: self.there.processes)
+    @rule(data=st.data(), more=st.integers(0, 3))
+    def grows(self, data: st.DataObject, more: int) -> None:
+        self.there.grow(data.draw(st.sampled_from(sorted(self.there.processes))), more)
+
+    @rule(unload=st.booleans())
+    def memory_is_short(self, unload: bool) -> None:
+        self.there.press(unload=unload)
+
+    @rule(budget=st.integers(1, LARGEST))
+    def budget_changes(self, budget: int) -> None:
+        self.there.change_budget(budget)
 
     @rule(model=st.sampled_from(MODELS))
     def unload_is_asked(self, model: Traits) -> None:
-        self.failed.discard(model.id)
-        self.carry_out(self.policy.unload(model.id))
+        self.there.unload(model.id)
 
     @rule(wait=st.floats(0, 200, allow_nan=False))
     def time_passes(self, wait: float) -> None:
-        self.now += wait
-        self.carry_out(self.policy.tick(self.now))
-        later = self.policy.next_tick()
-        assert later is None or later > self.now
+        self.there.pass_time(wait)
 
-    @precondition(lambda self: self.next > 20)
+    @precondition(lambda self: self.there.next > 20)
     @rule()
     def everything_ends(self) -> None:
-        self.closing = True
-        self.carry_out(self.policy.shutdown())
-
-    # What must always hold.
+        self.there.shut_down()
 
     @invariant()
-    def counts_agree(self) -> None:
-        if not hasattr(self, "policy"):
-            return
-        for model in BY_ID:
-            assert self.policy.in_flight(model) == self.held(model)
-            assert self.policy.queued(model) == self.count(self.waiting, model)
-        assert sum(waiting.count for waiting in self.policy.waiting(self.now)) == len(self.waiting)
-
-    @invariant()
-    def nobody_waits_beside_an_idle_worker(self) -> None:
-        for model in self.those("serving"):
-            if model in self.leased or model in self.draining or self.held(model):
-                continue
-            assert not self.count(self.waiting, model), f"{model} is idle and requests wait for it"
+    def holds(self) -> None:
+        if self.world is not None:
+            self.world.check()
 
     def teardown(self) -> None:
-        """When every process gets on, every answer ends and every lease is given back, all are answered."""
-        if not hasattr(self, "policy"):
-            return
-        for _ in range(20 * (len(self.waiting) + len(self.running) + len(self.cut) + len(MODELS))):
-            if not self.waiting:
-                break
-            for model in sorted(self.leased):
-                self.give_back(model)
-            for request in sorted(self.running | self.cut):
-                self.finish(request)
-            for model in self.those("ending"):
-                self.end(model)
-            for model in self.those("loading"):
-                self.serve(model)
-        assert not self.waiting, "somebody waits for ever"
-        self.counts_agree()
+        if self.world is not None:
+            self.world.answer_everybody()
 
 
-TestWorld = World.TestCase
-TestWorld.settings = settings(
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(
     max_examples=60, stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+def walk(seed: int, steps: int) -> int:
+    """Random steps through one world; how many requests there were."""
+    chance = random.Random(seed)
+    world = World(chance.randint(6, LARGEST))
+    for _ in range(steps):
+        step(world, chance)
+        world.check()
+    world.answer_everybody()
+    return world.next
+
+
+def step(world: World, chance: random.Random) -> None:
+    """One thing that can happen; likely ones are likelier."""
+    alive = world.those("loading") + world.those("serving")
+    match chance.choices(range(15), (30, 30, 5, 20, 20, 10, 2, 1, 2, 4, 2, 3, 1, 1, 1))[0]:
+        case 0:
+            many = chance.random() < 0.1
+            model = chance.choice(MODELS)
+            world.arrives(model, by_hand=many, again=False, wait_s=chance.choice((0.0, 0.1, 3.0)))
+        case 1 if world.running or world.cut:
+            world.finish(chance.choice(sorted(world.running | world.cut)))
+        case 2 if world.waiting:
+            world.give_up(chance.choice(sorted(world.waiting)))
+        case 3 if loading := world.those("loading"):
+            world.serve(chance.choice(loading))
+        case 4 if ending := world.those("ending"):
+            world.end(chance.choice(ending))
+        case 5:
+            world.pass_time(chance.choice((0.1, 1.0, 6.0, 30.0)))
+        case 6 if alive:
+            world.die(chance.choice(alive), fails=chance.random() < 0.3)
+        case 7 if loading := world.those("loading"):
+            world.runs_out_of_memory(chance.choice(loading))
+        case 8 if can := world.can_be_leased():
+            world.lease(chance.choice(can))
+        case 9 if world.leased:
+            world.give_back(chance.choice(sorted(world.leased)))
+        case 10 if len(world.machine) < 2:
+            world.want_machine(unload=chance.random() < 0.5)
+        case 11 if world.machine or world.asked:
+            if (can := world.can_be_taken()) and chance.random() < 0.8:
+                world.take(chance.choice(can))
+            elif world.machine:
+                world.give_machine_back(chance.choice(sorted(world.machine)))
+        case 12:
+            world.unload(chance.choice(sorted(BY_ID)))
+        case 13 if world.processes:
+            world.grow(chance.choice(sorted(world.processes)), chance.randint(0, 2))
+        case 14:
+            world.press(unload=not world.pressed and chance.random() < 0.3)
+        case _:
+            pass
+
+
+def test_a_walk() -> None:
+    assert walk(seed=1, steps=5_000) > 1_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_long_walks() -> None:
+    for seed in range(2, 2 + WALK_STEPS // 10_000):
+        walk(seed, 10_000)

@@ -1,0 +1,123 @@
+"""Other work on the machine: run."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from supervisor.cli.errors import RefusedError
+from supervisor.cli.options import HomeOption, supervisor_of
+from supervisor.cli.terminal import clean
+
+_NOT_FOUND = 127
+_NOT_EXECUTABLE = 126
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run, after `--`.")],
+    unload: Annotated[
+        bool, typer.Option("--unload", help="Unload the models meanwhile, to have their memory as well.")
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0, help="Give up when the machine isn't free by then.", show_default=False
+        ),
+    ] = None,
+    home: HomeOption = None,
+) -> None:
+    """Run a command with the machine for itself: models finish what they do and hold still until it ends.
+
+    Requests wait meanwhile. Everything is given back when the command ends, however it ends. The exit code is
+    the command's.
+
+    \b
+    Example:
+      mlx-supervisor run --unload -- sh finetune.sh
+    """
+    program = shutil.which(command[0])
+    if program is None:
+        there = Path(command[0]).exists()
+        sys.stderr.write(
+            f"mlx-supervisor: {clean(command[0])}: {'not executable' if there else 'no such command'}\n"
+        )
+        raise typer.Exit(_NOT_EXECUTABLE if there else _NOT_FOUND)
+    body = {
+        "holder": f"{Path(program).name} (pid {os.getpid()})",
+        "unload": unload,
+        "timeout_s": timeout,
+    }
+    with supervisor_of(home).hold("/api/lease", body) as news:
+        _wait(news)
+        raise typer.Exit(_run(program, command, news))
+
+
+def _wait(news: Iterator[Any]) -> None:
+    """Until the machine is ours. Raises RefusedError when it won't be."""
+    told = ""
+    for line in news:
+        match line["state"]:
+            case "leased":
+                return
+            case "waiting":
+                if line["reason"] != told:
+                    told = line["reason"]
+                    sys.stderr.write(f"waiting for the machine: {clean(told)}\n")
+            case _:
+                raise RefusedError(f"the machine could not be leased: {line['reason']}")
+    raise RefusedError("the supervisor ended before the machine was free")
+
+
+def _run(program: str, command: list[str], news: Iterator[Any]) -> int:
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def forward(number: int, _: FrameType | None) -> None:
+        if process is None:
+            early.append(number)
+        else:
+            process.send_signal(number)
+
+    def leave_to_command(_number: int, _: FrameType | None) -> None:
+        """Ctrl-C reaches the command by itself; its end is ours."""
+
+    over = threading.Event()
+    # Handlers, not SIG_IGN: the command would inherit that.
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, leave_to_command)
+    try:
+        process = subprocess.Popen(command, executable=program)
+        for number in early:
+            process.send_signal(number)
+        threading.Thread(target=_watch, args=(news, over), daemon=True).start()
+        code = process.wait()
+    except OSError as error:
+        sys.stderr.write(f"mlx-supervisor: {clean(command[0])} can't be started: {error.strerror}\n")
+        return _NOT_EXECUTABLE
+    finally:
+        over.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _watch(news: Iterator[Any], over: threading.Event) -> None:
+    """Tell when the lease ends before the command does."""
+    reason = "the connection to the supervisor was lost"
+    try:
+        for line in news:
+            if line["state"] == "ended":
+                reason = line["reason"]
+    except RefusedError as error:
+        reason = str(error)
+    if not over.is_set():
+        sys.stderr.write(f"the machine is not leased any more ({clean(reason)}); the command goes on\n")

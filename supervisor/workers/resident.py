@@ -1,0 +1,156 @@
+"""What the residency policy remembers of one model."""
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from supervisor.workers.actions import Traits, WaitReason
+
+Phase = Literal["absent", "starting", "ready", "stopping", "failed"]
+
+FURTHER_TURNS: Final = 2
+"""So many turns a resident model may begin while another one waits for its room."""
+
+
+@dataclass(slots=True)
+class Resident:
+    """One model: its phase, who uses it and who waits for it. Times are monotonic seconds."""
+
+    traits: Traits
+    phase: Phase = "absent"
+    booked_bytes: int = 0
+    """What it counts for while it has a process: its cost, or what it holds where that is more."""
+    cost_bytes: int = 0
+    """Its cost at the spawn."""
+    waiting: dict[int, float] = field(default_factory=dict)
+    """Request -> when it came, first in first out."""
+    admitted: set[int] = field(default_factory=set)
+    turn: int = 0
+    """Of those that wait, how many still belong to the turn that it has."""
+    turn_s: float = 0.0
+    """When that began."""
+    further: int = 0
+    """Turns that it began while another model waited for its room."""
+    passed: int = 0
+    """How often a model that came later got room before it."""
+    used_s: float = 0.0
+    """When it became ready or last finished a request."""
+    retry_s: float = 0.0
+    """Not loaded again before this moment."""
+    deserted_s: float | None = None
+    """When the last request that wanted its load went away."""
+    served: bool = False
+    """Whether it has been ready since the spawn."""
+    yielding: bool = False
+    """Another model waits for its room."""
+    behind: tuple[str, ...] = ()
+    """The models that have to leave before it can load."""
+    leaving: bool = False
+    """It is to end as soon as it rests."""
+    retired: bool = False
+    """It is to end as soon as nobody wants it, for it isn't configured any more."""
+    leased: bool = False
+    """Somebody has exclusive use of its worker."""
+    ours: Literal["no", "asked", "held"] = "no"
+    """Whether that is the holder of the machine."""
+    trimmed: bool = False
+    """Whether it has given back what it can since it was last used."""
+
+    @property
+    def resident(self) -> bool:
+        return self.phase in ("starting", "ready", "stopping")
+
+    @property
+    def going(self) -> bool:
+        """Its room comes free whatever happens."""
+        return self.phase == "stopping" or self.leaving
+
+    @property
+    def staying(self) -> bool:
+        """Nothing but its owner makes it leave."""
+        return self.resident and self.traits.pinned and not self.going
+
+    @property
+    def unused(self) -> bool:
+        return not self.admitted and not self.turn
+
+    @property
+    def at_rest(self) -> bool:
+        """Ready, and nothing in hand. Whoever waits does so because it yields."""
+        return self.phase == "ready" and self.unused and not self.leased
+
+    @property
+    def movable(self) -> bool:
+        """It may be made to leave, now or when it rests."""
+        return self.phase == "ready" and not (self.traits.pinned or self.leased or self.leaving)
+
+    @property
+    def oldest_s(self) -> float:
+        """When the first of those that wait came."""
+        return next(iter(self.waiting.values()))
+
+    def is_held(self, now: float) -> bool:
+        """At rest, but it stays a moment: its user may come back, and others can wait so long."""
+        return self.further < FURTHER_TURNS and now < self.held_until_s
+
+    @property
+    def held_until_s(self) -> float:
+        return self.used_s + self.traits.hold_s
+
+    @property
+    def abandoned_at_s(self) -> float | None:
+        """When a load that nobody waits for ends; None while it has a reason to go on."""
+        if self.phase != "starting" or self.deserted_s is None or self.served or self.traits.pinned:
+            return None
+        return self.deserted_s + self.traits.hold_s
+
+    @property
+    def expires_s(self) -> float | None:
+        """When it will have been idle for too long; None if it is not idle or may stay for ever."""
+        if self.at_rest and self.movable and not self.waiting:
+            return self.used_s + self.traits.idle_unload_s
+        return None
+
+    def begin_turn(self, now: float) -> None:
+        """Whoever waits now is served before it has to yield."""
+        self.turn = len(self.waiting)
+        self.turn_s = now
+
+    def enter(self, request: int, now: float) -> None:
+        """Let the request use the worker."""
+        if self.unused:
+            self.turn_s = now
+        self.turn = max(0, self.turn - 1)
+        self.trimmed = False
+        self.admitted.add(request)
+
+    def begin(self) -> None:
+        """Its process is being started."""
+        self.phase = "starting"
+        self.booked_bytes = self.cost_bytes = self.traits.cost_bytes
+        self.served = self.trimmed = False
+        self.deserted_s = None
+        self.further = self.passed = 0
+        self.behind = ()
+
+    def end(self, phase: Phase) -> None:
+        """Its process is gone."""
+        self.phase = phase
+        self.booked_bytes = 0
+        self.leaving = self.leased = self.yielding = self.served = False
+        self.deserted_s = None
+        self.ours = "no"
+        self.turn = self.further = 0
+
+    def reason(self, now: float, *, leased: bool, pressed: bool) -> WaitReason:
+        """Why its requests wait. `leased` and `pressed` are about the machine."""
+        if leased:
+            return "lease"
+        if self.phase == "absent":
+            return "retry" if self.retry_s > now else "pressure" if pressed else "room"
+        if self.phase == "starting":
+            return "loading"
+        if self.going:
+            return "unloading"
+        if self.leased:
+            return "leased"
+        return "turn" if self.yielding else "busy"

@@ -1,0 +1,280 @@
+"""Leases of the whole machine: through the pool, and through `mlx-supervisor run` of a running program."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from supervisor.settings import ModelSettings
+from tests.fixtures.fake_shapes import Behaviour, Load
+from tests.fixtures.harness import CLI, ROOT, Service, chat_body, wait_until
+from tests.fixtures.models import models_config, write_fake_model
+from tests.fixtures.pools import running
+
+pytestmark = pytest.mark.timeout(50)
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """The loop that the service runs on."""
+    return "asyncio", {"use_uvloop": True}
+
+
+async def test_a_lease_waits_for_what_runs_and_requests_wait_for_its_end(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
+        a, b = bench.model("a"), bench.model("b")
+        await bench.pool.load(b)
+        slow = asyncio.ensure_future(bench.chat(a, Behaviour(chunks=6, interval_ms=40)))
+        await bench.said("worker.ready", "a")
+        async with bench.pool.lease("a test", unload=False) as lease:
+            later = asyncio.ensure_future(bench.chat(b))
+            async with asyncio.timeout(5):
+                await lease.granted
+            assert slow.done() and (await slow).generation == 1
+            assert {worker.state for worker in bench.pool.engine().workers} == {"leased"}
+            (seen,) = bench.pool.engine().leases
+            assert (seen.holder, seen.granted) == ("a test", True)
+            assert {waits.reason for waits in bench.pool.engine().waiting} == {"lease"}
+            await asyncio.sleep(0.1)
+            assert not later.done()
+        assert (await later).generation == 1
+        assert [kind for kind in bench.kinds() if kind.startswith("lease.")] == [
+            "lease.asked",
+            "lease.granted",
+            "lease.ended",
+        ]
+
+
+async def test_a_worker_that_is_killed_during_a_lease_is_leased_again_before_it_serves(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as bench:
+        entry = bench.model("a")
+        await bench.chat(entry)
+        async with bench.pool.lease("a test", unload=False) as lease:
+            await lease.granted
+            worker = bench.worker("a")
+            assert worker is not None and worker.pid is not None
+            os.kill(worker.pid, signal.SIGKILL)
+            await bench.said("worker.ready", "a", count=2)
+            await bench.said("worker.leased", "a", count=2)
+            later = asyncio.ensure_future(bench.chat(entry))
+            await asyncio.sleep(0.1)
+            assert not later.done()
+        assert (await later).generation == 2
+
+
+async def test_a_lease_without_models_brings_back_those_that_are_always_there(tmp_path: Path) -> None:
+    always = ModelSettings(source=str(write_fake_model(tmp_path / "p")), pin=True, preload=True)
+    async with running(tmp_path, models={"p": always}) as bench:
+        await bench.said("worker.ready", "p")
+        await bench.chat(bench.model("a"))
+        async with bench.pool.lease("a test", unload=True) as lease:
+            await lease.granted
+            assert not bench.pool.engine().workers
+        await bench.said("worker.ready", "p", count=2)
+        assert bench.pool.state_of("a") is None
+
+
+async def test_a_load_under_way_is_leased_when_it_is_done(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
+        entry = bench.model("a", Load(load_s=0.3))
+        first = asyncio.ensure_future(bench.chat(entry))
+        await bench.said("worker.starting", "a")
+        async with bench.pool.lease("a test", unload=False) as lease:
+            await lease.granted
+            assert bench.pool.state_of("a") == "leased"
+            assert not first.done()
+        assert (await first).generation == 1
+
+
+async def test_the_end_of_the_pool_ends_a_lease(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
+        await bench.chat(bench.model("a"))
+        async with bench.pool.lease("a test", unload=False) as lease:
+            await lease.granted
+            await bench.pool.stop(grace_s=1.0)
+            assert lease.given_back.done()
+
+
+# The program.
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("leases")
+    config = models_config(a=write_fake_model(folder / "a", Load()))
+    with Service(folder / "home", fake=True, config=config, arguments=("--no-spare",)) as running:
+        running.chat("a")
+        yield running
+
+
+def run(service: Service, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*CLI, "run", "--home", str(service.home), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def leases(service: Service) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = service.engine()["leases"]
+    return found
+
+
+SAYS_AND_WAITS = "import sys; print('begun', flush=True); sys.stdin.readline(); sys.exit(3)"
+
+
+def test_a_command_runs_alone_and_its_exit_code_is_ours(service: Service) -> None:
+    process = subprocess.Popen(
+        [*CLI, "run", "--home", str(service.home), "--", sys.executable, "-c", SAYS_AND_WAITS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.stdout is not None and process.stdin is not None
+    assert process.stdout.readline() == "begun\n"
+    (lease,) = leases(service)
+    assert lease["granted"] and str(lease["holder"]).endswith(f"(pid {process.pid})")
+    assert service.worker("a")["state"] == "leased"  # type: ignore[index]
+    told = service.cli("ps").stdout
+    assert f"(pid {process.pid}) has the machine" in told
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(service.chat, "a")
+        wait_until(lambda: bool(service.engine()["waiting"]), 5, "nobody waits")
+        assert "for a waits for the end of the lease" in service.cli("ps").stdout
+        assert not waiting.done()
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.wait(10) == 3
+        assert waiting.result().status_code == 200
+    process.stdout.close()
+    assert not leases(service)
+
+
+def test_the_death_of_the_holder_gives_the_machine_back(service: Service) -> None:
+    """kill -9 leaves nobody to say goodbye; the connection ends, and that is enough."""
+    process = run(service, "--unload", "--", "sleep", "60")
+    wait_until(lambda: bool(leases(service)) and bool(leases(service)[0]["granted"]), 15, "no lease")
+    assert service.worker("a") is None
+    wait_until(lambda: bool(_children(process.pid)), 5, "no command")
+    (command,) = _children(process.pid)
+    process.kill()
+    # The command has our pipes, and nobody to end it any more.
+    os.kill(command, signal.SIGKILL)
+    process.communicate()
+    assert service.chat("a").status_code == 200
+    assert not leases(service)
+
+
+def _children(pid: int) -> list[int]:
+    return [child.pid for child in psutil.Process(pid).children()]
+
+
+def test_a_signal_reaches_the_command(service: Service) -> None:
+    process = run(service, "--", "sleep", "60")
+    wait_until(lambda: bool(leases(service)) and bool(leases(service)[0]["granted"]), 15, "no lease")
+    wait_until(lambda: bool(_children(process.pid)), 5, "no command")
+    process.terminate()
+    process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_command_that_is_not_there_is_told_before_anybody_waits(service: Service) -> None:
+    process = run(service, "--", "no-such-command-at-all")
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == 127
+    assert told == "mlx-supervisor: no-such-command-at-all: no such command\n"
+    assert not leases(service)
+
+
+def test_a_machine_that_is_not_free_in_time_is_refused(service: Service) -> None:
+    body = chat_body("a", "x", stream=True, fake={"chunks": 2000, "interval_ms": 50})
+    with service.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        process = run(service, "--timeout", "0.3", "--", "true")
+        _, told = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "the machine could not be leased: it was not free within 0.3 s: 1 request running" in told
+    assert not leases(service)
+
+
+def test_a_program_leases_the_machine_by_http_for_as_long_as_it_is_connected(service: Service) -> None:
+    with service.client.stream("POST", "/api/lease", json={"holder": "a program"}) as response:
+        states = []
+        for line in response.iter_lines():
+            states.append(json.loads(line)["state"])
+            if states[-1] == "leased":
+                break
+        assert states == ["waiting", "leased"] or states == ["leased"]
+        assert leases(service)[0]["holder"] == "a program"
+    wait_until(lambda: not leases(service), 5, "still leased")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"holder": ""}, "'holder' must have 1 to 200 characters."),
+        ({"unload": "yes"}, "Expected `bool`, got `str`."),
+        ({"timeout_s": -1}, "'timeout_s' must be a number of seconds, 0 or more."),
+        ({"for": "me"}, "Object contains unknown field `for`."),
+    ],
+)
+def test_a_wrong_lease_is_refused(service: Service, body: dict[str, object], message: str) -> None:
+    response = service.client.post("/api/lease", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == message
+
+
+@pytest.mark.slow
+def test_a_stream_that_waits_for_a_lease_is_pinged(service: Service) -> None:
+    """Slowly: the first ping comes after a quarter of a minute, as the program has it."""
+    host, _, port = service.url.removeprefix("http://").rpartition(":")
+    released = threading.Event()
+
+    def hold() -> None:
+        with service.client.stream("POST", "/api/lease", json={}) as response:
+            for line in response.iter_lines():
+                if json.loads(line)["state"] == "leased":
+                    break
+            released.wait(40)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        wait_until(lambda: bool(leases(service)) and bool(leases(service)[0]["granted"]), 10, "no lease")
+        body = json.dumps(chat_body("a", "x", stream=True)).encode()
+        with socket.create_connection((host, int(port)), timeout=40) as connection:
+            connection.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+                b"content-length: %d\r\n\r\n%b" % (len(body), body)
+            )
+            answer = b""
+            while b": ping" not in answer:
+                piece = connection.recv(65536)
+                assert piece
+                answer += piece
+            released.set()
+            while piece := connection.recv(65536):
+                answer += piece
+    finally:
+        released.set()
+        holder.join()
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    assert b"200 OK" in head and b"text/event-stream" in head
+    assert rest.index(b": ping") < rest.index(b'"delta"') and b"[DONE]" in rest
