@@ -85,6 +85,9 @@ class Witness(Protocol):
     def cut(self, error: PublicError) -> bytes:
         """The worker failed in the middle. Returns the event that tells the client."""
 
+    def refused(self, status: int, body: bytes) -> bytes:
+        """The worker answered an error, and the stream has begun. Returns the event that tells the client."""
+
 
 class Forwarded(NamedTuple):
     """A request that goes to a worker. `fields` are the client's headers by name, always with `x-request-id`;
@@ -190,8 +193,10 @@ class _Answer:
             first = await anext(response, b"")
             if exchange.started:
                 # There were pings, and then no stream: an error, which is now an event.
+                body = first + await response.read()
                 kind = "error" if self._api is Api.ANTHROPIC else None
-                self._held = sse.event(first + await response.read(), kind)
+                told = None if self._watching is None else self._watching.refused(response.status, body)
+                self._held = sse.event(body, kind) if told is None else told
             else:
                 self.began = True
                 exchange.begin(response.status, headers)

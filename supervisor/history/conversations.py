@@ -95,11 +95,19 @@ class Conversations:
 
     async def delete_item(self, conversation_id: str, item_id: str) -> bool:
         def write(connection: "sqlite3.Connection") -> bool:
-            changed = connection.execute(
-                "DELETE FROM items WHERE owner = ? AND part = ? AND id = ?",
-                (conversation_id, Part.MEMBER, item_id),
-            ).rowcount
-            return changed > 0
+            where = "owner = ? AND part = ? AND id = ?"
+            key = (conversation_id, Part.MEMBER, item_id)
+            size = connection.execute(
+                f"SELECT sum(length(body)) FROM items WHERE {where}",  # noqa: S608  # a constant
+                key,
+            ).fetchone()[0]
+            if size is None:
+                return False
+            connection.execute(f"DELETE FROM items WHERE {where}", key)  # noqa: S608
+            connection.execute(
+                "UPDATE conversations SET bytes = bytes - ? WHERE id = ?", (size, conversation_id)
+            )
+            return True
 
         return await self._table.write(write)
 

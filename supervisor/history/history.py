@@ -38,7 +38,7 @@ class History:
         """End what a supervisor that went away left unfinished, and forget what is too old."""
 
         def write(connection: "sqlite3.Connection") -> None:
-            _fail_unfinished(connection)
+            _fail_unfinished(connection, self._clock())
             self._forget(connection)
 
         await self._table.write(write)
@@ -172,7 +172,7 @@ class History:
         forget(connection, before=self._clock() - settings.keep_s, max_bytes=settings.max_bytes)
 
 
-def _fail_unfinished(connection: "sqlite3.Connection") -> None:
+def _fail_unfinished(connection: "sqlite3.Connection", now: float) -> None:
     found = connection.execute(
         "SELECT id, body FROM responses WHERE status IN ('queued', 'in_progress')"
     ).fetchall()
@@ -180,6 +180,6 @@ def _fail_unfinished(connection: "sqlite3.Connection") -> None:
         error = {"code": "server_error", "message": INTERRUPTED}
         failed = {**orjson.loads(body), "status": "failed", "error": error}
         connection.execute(
-            "UPDATE responses SET status = 'failed', body = ? WHERE id = ?",
-            (orjson.dumps(failed), response_id),
+            "UPDATE responses SET status = 'failed', used_at = ?, body = ? WHERE id = ?",
+            (now, orjson.dumps(failed), response_id),
         )

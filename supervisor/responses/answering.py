@@ -57,5 +57,10 @@ async def answer(
 
 async def refusal(response: UpstreamResponse) -> PublicError:
     """The error that a worker answered. Raises UpstreamError when its answer was cut."""
-    told = orjson.loads(await response.read())["error"]
-    return PublicError(response.status, told["code"], told["message"], param=told.get("param"))
+    return error_of(response.status, await response.read())
+
+
+def error_of(status: int, body: bytes) -> PublicError:
+    """The error in a worker's answer."""
+    told = orjson.loads(body)["error"]
+    return PublicError(status, told["code"], told["message"], param=told.get("param"))

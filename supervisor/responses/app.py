@@ -11,14 +11,14 @@ import msgspec
 
 from shared import sse
 from shared.errors import Api, PublicError, invalid
-from shared.responses.answer import Response
+from shared.responses.answer import Response, error_event
 from shared.responses.asked import parse_asked
 from supervisor.database import Database, DatabaseError
 from supervisor.history.conversations import Conversations
 from supervisor.history.history import History
 from supervisor.history.kept import Kept
 from supervisor.http.exchange import Exchange
-from supervisor.pings import ping_for
+from supervisor.pings import Ping, Pings, ping_for
 from supervisor.relay import Forwarded, Slots, Wanted, forward
 from supervisor.responses.background import Background, replay
 from supervisor.responses.condensing import compacted, fitted
@@ -152,9 +152,11 @@ class Responses:
 
     async def _create(self, asked: Asked) -> None:
         request = await self.resolved(asked)
-        with asked.exchange.while_connected():
-            if request.asked.truncation == "auto":
-                request = await fitted(request, self._pool)
+        if request.asked.truncation == "auto":
+            fitting = await self._fitted(asked, request)
+            if fitting is None:
+                return
+            request = fitting
         if request.asked.background:
             run = await self.background.begin(request)
             if request.asked.stream:
@@ -167,6 +169,24 @@ class Responses:
             await forward(self._forwarded(asked, request, b"/v1/responses", recorder), self._pool)
         finally:
             recorder.left()
+
+    async def _fitted(self, asked: Asked, request: Resolved) -> Resolved | None:
+        """See `fitted`. None when the client was told of an error within its stream."""
+        # A model takes its time for a summary, and a background response has no stream yet.
+        alive = None if request.asked.background else self._ping(request)
+        try:
+            with Pings(asked.exchange, alive, asked.labels), asked.exchange.while_connected():
+                return await fitted(request, self._pool)
+        except PublicError as error:
+            if not asked.exchange.started:
+                raise
+            asked.exchange.finish(error_event(error, 0))
+            return None
+
+    def _ping(self, request: Resolved) -> Ping | None:
+        if not request.asked.stream:
+            return None
+        return ping_for(b"/v1/responses", request.entry.id, self._server)
 
     async def _converse(self, asked: Asked) -> None:
         """Over WebSocket. Few use it, so what it takes is imported now."""
@@ -197,7 +217,7 @@ class Responses:
             asked.fields,
             request.body(),
             asked.labels,
-            ping_for(path, request.entry.id, self._server) if request.asked.stream else None,
+            self._ping(request),
             told=(request.header(),),
             witness=recorder,
             mark=asked.mark,

@@ -4,6 +4,7 @@ import orjson
 
 from shared.errors import PublicError
 from supervisor.history.history import History
+from supervisor.responses.answering import error_of
 from supervisor.responses.transcript import Transcript
 from supervisor.responses.turns import Resolved
 
@@ -37,6 +38,9 @@ class Recorder:
         event = self._transcript.fail(error)
         self._keep()
         return event
+
+    def refused(self, status: int, body: bytes) -> bytes:
+        return self._transcript.fail(error_of(status, body))
 
     def left(self) -> None:
         """The client went away, and the worker has stopped."""

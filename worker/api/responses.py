@@ -5,7 +5,10 @@ The supervisor tells the response's id, see `shared.responses.answer.Context`.
 Source: OpenAI's API reference, "The response object".
 """
 
+import contextlib
 import time
+from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 import orjson
@@ -24,6 +27,8 @@ from worker.completion import Completions
 from worker.reply import Choices
 from worker.text.events import Finished, ReplyEvent
 
+_TOO_LONG: Final = 'Shorten the input, or set `truncation` to "auto".'
+
 
 class Responses:
     """The route, for one loaded model."""
@@ -37,7 +42,7 @@ class Responses:
         context = context_of(exchange)
         request = in_session(to_request(asked, extras, history=context.history), exchange)
         opened = self._completions.open_all([request], prefix="resp", stream=bool(asked.stream))
-        with exchange.while_connected():
+        with exchange.while_connected(), _named_as_asked():
             async with opened as choices:
                 answer = _Answer(asked, context, self._completions.model_id, choices)
                 if asked.stream:
@@ -77,7 +82,7 @@ class InputTokens:
         body = await exchange.body()
         asked, extras = parse_asked(body), decode(body, Extras)
         request = to_request(asked, extras, history=context_of(exchange).history)
-        with exchange.while_connected():
+        with exchange.while_connected(), _named_as_asked():
             tokens = await self._completions.count(request)
         window = self._completions.model.context_window
         counted = {"object": "response.input_tokens", "input_tokens": tokens, "context_window": window}
@@ -90,6 +95,18 @@ def context_of(exchange: Exchange) -> Context:
     if header is None:
         return Context(new_id("resp"), int(time.time()))
     return msgspec.json.decode(header, type=Context)
+
+
+@contextlib.contextmanager
+def _named_as_asked() -> Iterator[None]:
+    """What a chat calls its messages is the input here."""
+    try:
+        yield
+    except PublicError as error:
+        if error.param != "messages":
+            raise
+        message = error.message.replace("Shorten the messages.", _TOO_LONG)
+        raise PublicError(error.status, error.code, message, param="input") from error
 
 
 class _Answer:

@@ -17,9 +17,9 @@ WINDOW = 200
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     base = tmp_path_factory.mktemp("responses")
     models = {name: write_fake_model(base / name) for name in ("a", "b")}
-    for folder in models.values():
-        write_load(folder, Load(context_window=WINDOW))
-    config = f"[defaults]\ncontext = {WINDOW}\n" + models_config(**models)
+    write_load(models["a"], Load(context_window=WINDOW))
+    write_load(models["b"], Load(context_window=WINDOW, summary_s=1.2))
+    config = f'[server]\nping = "1s"\n[defaults]\ncontext = {WINDOW}\n' + models_config(**models)
     with Service(base / "home", fake=True, config=config) as service:
         yield service
 

@@ -246,6 +246,19 @@ def test_long_conversations_are_condensed_or_refused(service: Service, sdk: open
         create(sdk, " ".join(["word"] * 300), truncation="auto")
 
 
+def test_a_stream_is_alive_while_its_past_is_condensed(service: Service) -> None:
+    long = " ".join(f"w{number}" for number in range(60))
+    items = [{"role": "user", "content": long}] * 4
+    answer = post(service, "/v1/responses", model="b", input=items, truncation="auto", stream=True)
+    assert answer.content.startswith(b": ping\n\n")
+    check_events(parse_stream(answer.content))
+    # An error can only be an event by then.
+    endless = [*items, {"role": "user", "content": "word " * 300}]
+    refused = post(service, "/v1/responses", model="b", input=endless, truncation="auto", stream=True)
+    (event,) = parse_stream(refused.content)
+    assert (event["type"], event["code"]) == ("error", "context_length_exceeded")
+
+
 def test_a_conversation_is_condensed_once(service: Service, sdk: openai.OpenAI) -> None:
     long = " ".join(f"w{number}" for number in range(60))
     items: Any = [{"type": "message", "role": "user", "content": long}] * 4

@@ -113,7 +113,9 @@ async def test_a_prompt_that_does_not_fit_is_counted_and_refused(worker: Worker)
     assert counted["input_tokens"] > counted["context_window"] == 2048
     refused = await respond(worker, input=long)
     assert refused.status_code == 400
-    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    error = refused.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+    assert "2048" in error["message"] and "truncation" in error["message"]
 
 
 async def test_the_supervisor_names_the_response(worker: Worker) -> None:
