@@ -10,7 +10,7 @@ UV_INSTALL := $(UV) pip install --quiet --compile-bytecode --python $(BIN)/pytho
 # Where it is set, every process of ours would compile our modules anew: a second of each start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup start test test-slow check format reference conformance bench lock wheel clean
+.PHONY: setup start test test-slow check format reference conformance agents bench lock wheel clean
 
 setup: $(VENV)/.run-ready
 
@@ -59,6 +59,10 @@ reference: $(VENV)/.run-ready
 # What others wrote judges the APIs; ARGS names the tools. Its packages are locked like all others.
 conformance: $(VENV)/.dev-ready
 	$(BIN)/python -m tests.conformance $(ARGS)
+
+# Claude Code, Codex and opencode from the npm registry, each for one question. Takes 1.2 GB under build/.
+agents: $(VENV)/.dev-ready
+	$(BIN)/python -m tests.conformance.agents
 
 bench: $(VENV)/.dev-ready
 	$(BIN)/python -m tests.bench $(ARGS)

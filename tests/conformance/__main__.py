@@ -99,7 +99,7 @@ def langchain(url: str) -> Iterator[str]:
 
 def ai_sdk(url: str) -> Iterator[str]:
     """The AI SDK for Node, over four of its providers."""
-    yield from run("four providers", "node", node_modules() / "ai_sdk.mjs", url, STARTER)
+    yield from run("four providers", "node", node_modules("node") / "ai_sdk.mjs", url, STARTER)
 
 
 TOOLS: dict[str, Callable[[str], Iterator[str]]] = {

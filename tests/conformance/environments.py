@@ -37,10 +37,10 @@ def environment(name: str) -> Path:
     return folder / "bin"
 
 
-def node_modules() -> Path:
-    """A folder with the scripts of `inside/node` and what their package-lock.json names. Needs npm."""
-    source = Path(__file__).parent / "inside" / "node"
-    folder = _BUILT / "node"
+def node_modules(name: str) -> Path:
+    """A folder with what is in `inside/NAME` and what its package-lock.json names. Needs npm."""
+    source = Path(__file__).parent / "inside" / name
+    folder = _BUILT / name
     stamp = folder / "locked"
     digest = hashlib.sha256((source / "package-lock.json").read_bytes()).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
