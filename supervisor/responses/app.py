@@ -152,7 +152,7 @@ class Responses:
 
     async def _create(self, asked: Asked) -> None:
         request = await self.resolved(asked)
-        if request.asked.truncation == "auto":
+        if request.asked.truncation == "auto" and not request.asked.background:
             fitting = await self._fitted(asked, request)
             if fitting is None:
                 return
@@ -172,10 +172,9 @@ class Responses:
 
     async def _fitted(self, asked: Asked, request: Resolved) -> Resolved | None:
         """See `fitted`. None when the client was told of an error within its stream."""
-        # A model takes its time for a summary, and a background response has no stream yet.
-        alive = None if request.asked.background else self._ping(request)
+        # A model takes its time for a summary.
         try:
-            with Pings(asked.exchange, alive, asked.labels), asked.exchange.while_connected():
+            with Pings(asked.exchange, self._ping(request), asked.labels), asked.exchange.while_connected():
                 return await fitted(request, self._pool)
         except PublicError as error:
             if not asked.exchange.started:

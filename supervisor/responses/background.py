@@ -13,6 +13,7 @@ from shared.responses.answer import Response, lifecycle_event
 from supervisor.history.history import INTERRUPTED, History
 from supervisor.relay import Slots
 from supervisor.responses.answering import answer
+from supervisor.responses.condensing import fitted
 from supervisor.responses.transcript import EVENT_END, Transcript
 from supervisor.responses.turns import Resolved
 
@@ -130,6 +131,8 @@ class Run:
     async def _run(self, over: Callable[[], object]) -> None:
         transcript = self._transcript
         try:
+            if self._request.asked.truncation == "auto":
+                self._request = await fitted(self._request, self._pool)
             await answer(self._request, self._pool, transcript, self._hear, announced=_ANNOUNCED)
         except PublicError as error:
             await self._hear([transcript.fail(error)])

@@ -104,6 +104,13 @@ def test_a_refusal_of_the_worker_fails_it(sdk: openai.OpenAI) -> None:
     assert until(sdk, too_long.id, "failed").error.code == "invalid_prompt"
 
 
+def test_a_long_past_is_condensed_in_the_background_too(sdk: openai.OpenAI) -> None:
+    items: Any = [{"role": "user", "content": "word " * 60}] * 4
+    made = sdk.responses.create(model="a", input=items, background=True, truncation="auto")
+    assert made.status == "queued"
+    assert until(sdk, made.id, "completed", "failed").status == "completed"
+
+
 def test_a_worker_that_dies_before_its_first_event_is_replaced(sdk: openai.OpenAI) -> None:
     worker_dies = {"die_before_first_byte": True, "generations": [1]}
     made = begin(sdk, worker_dies)
