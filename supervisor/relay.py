@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, Protocol
 
 from shared import sse
 from shared.errors import Api, PublicError
+from shared.headers import PASSED_ON
 from supervisor.catalog.catalog import ModelEntry
 from supervisor.http.exchange import Exchange
 from supervisor.pings import Ping, Pings
@@ -29,18 +30,6 @@ FORWARDED: Final = frozenset(
     }
 )
 """Paths that workers answer, all by POST; the worker is asked for the very same path."""
-PASSED_ON: Final = (
-    b"content-type",
-    b"accept",
-    b"x-request-id",
-    b"traceparent",
-    b"tracestate",
-    b"x-session-affinity",
-    b"x-session-id",
-    b"session_id",
-    b"x-claude-code-session-id",
-)
-"""Headers that a worker gets of a client. The others stay here: keys, hosts, who is said to have asked."""
 _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )

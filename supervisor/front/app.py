@@ -9,11 +9,12 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from shared.access import Access, is_preflight, preflight
 from shared.errors import Api, PublicError
+from shared.headers import Fields, Headers, fields_of
+from shared.request_ids import HEADER, headers_for, request_id
 from supervisor.catalog.catalog import Catalog
-from supervisor.front.access import Access, Fields, Headers, fields_of, preflight
 from supervisor.front.body import read_body
-from supervisor.front.request_ids import HEADER, headers_for, request_id
 from supervisor.front.wanted import wanted_of
 from supervisor.http.exchange import AsgiApp, ClientGone, Exchange, Message, send_answer, send_error
 from supervisor.pings import ping_for
@@ -112,7 +113,7 @@ class Front:
         path: bytes = scope["raw_path"]
         if path in FORWARDED:
             if scope["method"] != "POST":
-                if _is_preflight(scope["method"], fields):
+                if is_preflight(scope["method"], fields):
                     await send_answer(send, 204, preflight(fields, "POST"), b"")
                     return
                 raise method_not_allowed("POST")
@@ -129,7 +130,7 @@ class Front:
         # proxy: neither is another spelling of a path here.
         if not path.startswith(b"/") or path.startswith(b"//"):
             raise not_found()
-        if _is_preflight(scope["method"], fields):
+        if is_preflight(scope["method"], fields):
             await send_answer(send, 204, preflight(fields, "GET, POST, DELETE"), b"")
             return
         if is_ours(path):
@@ -223,7 +224,3 @@ class _Replayed:
             return rest
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
-
-
-def _is_preflight(method: str, fields: Fields) -> bool:
-    return method == "OPTIONS" and b"origin" in fields and b"access-control-request-method" in fields

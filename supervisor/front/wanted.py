@@ -1,7 +1,7 @@
 """Which model a request is for, and what that model's settings make of the request."""
 
+from shared.envelope import open_envelope, with_fields
 from supervisor.catalog.catalog import Catalog
-from supervisor.front.body import open_envelope, with_fields
 from supervisor.relay import Wanted
 
 

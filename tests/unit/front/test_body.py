@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.envelope import open_envelope, with_fields
 from shared.errors import PublicError
-from supervisor.front.body import open_envelope, read_body, with_fields
+from supervisor.front.body import read_body
 from supervisor.http.exchange import ClientGone
 
 

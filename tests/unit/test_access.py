@@ -2,8 +2,9 @@
 
 import pytest
 
+from shared.access import Access, host_name, preflight
 from shared.errors import PublicError
-from supervisor.front.access import Access, fields_of, host_name, preflight
+from shared.headers import fields_of
 from supervisor.settings import ServerSettings
 
 

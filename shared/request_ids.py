@@ -9,7 +9,7 @@ import secrets
 from typing import Final
 
 from shared.errors import Api
-from supervisor.front.access import Headers
+from shared.headers import Headers
 
 HEADER: Final = b"x-request-id"
 _HARMLESS: Final = re.compile(rb"[A-Za-z0-9._:/+=@,|-]{1,128}")

@@ -1,4 +1,4 @@
-"""Who may ask at all: the access policy of the public listener, checked before anything else of a request.
+"""Who may ask at all: the access policy of a public listener, checked before anything else of a request.
 
 A browser on this machine can be made to send requests here by any page it shows. What it can't be made to
 do is lie about where the page came from: the Host it resolved (DNS rebinding), the page's Origin, and
@@ -6,41 +6,33 @@ Sec-Fetch-Site. Programs that are no browsers send a Host and nothing else of th
 """
 
 import ipaddress
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
 from shared.errors import PublicError
-from supervisor.settings import ServerSettings
+from shared.headers import Fields, Headers
 
-Headers = Sequence[tuple[bytes, bytes]]
-Fields = dict[bytes, bytes]
-"""Headers by name in lower case."""
-
-_ONCE: Final = frozenset({b"host", b"origin", b"content-type", b"sec-fetch-site"})
 _SHOWN_CHARACTERS: Final = 80
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  # compared, not bound
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 _PREFLIGHT_AGE_S: Final = 600
 
 
-def fields_of(headers: Headers) -> Fields:
-    """The headers by name. Raises PublicError, 400, when one that decides anything comes twice."""
-    fields = dict(headers)
-    if len(fields) != len(headers):
-        names = [name for name, _ in headers]
-        for name in _ONCE & fields.keys():
-            if names.count(name) > 1:
-                raise PublicError(
-                    400, "repeated_header", f"The header {name.decode()} must not be sent more than once."
-                )
-    return fields
+class Listener(Protocol):
+    """What a listener's settings say of who may ask."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]: ...
+    @property
+    def cors_origins(self) -> tuple[str, ...]: ...
 
 
 class Access:
     """The policy of one listener."""
 
-    def __init__(self, server: ServerSettings) -> None:
+    def __init__(self, server: Listener) -> None:
         self._hosts = {server.host.lower(), *(host.lower() for host in server.allowed_hosts)}
         self._origins = {origin.lower() for origin in server.cors_origins}
         # An address can't be rebound to another machine, only a name can. One who listens on every
@@ -59,7 +51,7 @@ class Access:
             raise PublicError(
                 403,
                 "host_not_allowed",
-                f"This server does not answer for the host {_shown(host)}; "
+                f"This server does not answer for the host {shown(host)}; "
                 "allow it with server.allowed_hosts in config.toml.",
             )
         origin = fields.get(b"origin")
@@ -79,7 +71,7 @@ class Access:
         raise PublicError(
             403,
             "origin_not_allowed",
-            f"Pages of {_shown(name)} may not ask this server; "
+            f"Pages of {shown(name)} may not ask this server; "
             "allow them with server.cors_origins in config.toml.",
         )
 
@@ -103,6 +95,11 @@ def preflight(fields: Fields, allow: str) -> Headers:
     if fields.get(b"access-control-request-private-network") == b"true":
         headers.append((b"access-control-allow-private-network", b"true"))
     return headers
+
+
+def is_preflight(method: str, fields: Fields) -> bool:
+    """Whether a browser asks if a page may send a request."""
+    return method == "OPTIONS" and b"origin" in fields and b"access-control-request-method" in fields
 
 
 def host_name(host: str) -> str | None:
@@ -158,6 +155,7 @@ def _is_navigation(method: str, fields: Fields) -> bool:
     )
 
 
-def _shown(name: str) -> str:
-    shown = "".join(letter if letter.isprintable() else "�" for letter in name[:_SHOWN_CHARACTERS])
-    return f"'{shown}{'…' if len(name) > _SHOWN_CHARACTERS else ''}'"
+def shown(name: str) -> str:
+    """What a client made up, in quotes, as short and plain as a message may have it."""
+    plain = "".join(letter if letter.isprintable() else "�" for letter in name[:_SHOWN_CHARACTERS])
+    return f"'{plain}{'…' if len(name) > _SHOWN_CHARACTERS else ''}'"

@@ -1,0 +1,37 @@
+"""The headers of a request: by name, and which of them reach a model."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from shared.errors import PublicError
+
+Headers = Sequence[tuple[bytes, bytes]]
+Fields = dict[bytes, bytes]
+"""Headers by name in lower case."""
+
+PASSED_ON: Final = (
+    b"content-type",
+    b"accept",
+    b"x-request-id",
+    b"traceparent",
+    b"tracestate",
+    b"x-session-affinity",
+    b"x-session-id",
+    b"session_id",
+    b"x-claude-code-session-id",
+)
+"""Headers that a worker gets of a client. The others stay here: keys, hosts, who is said to have asked."""
+_ONCE: Final = frozenset({b"host", b"origin", b"content-type", b"sec-fetch-site"})
+
+
+def fields_of(headers: Headers) -> Fields:
+    """The headers by name. Raises PublicError, 400, when one that decides anything comes twice."""
+    fields = dict(headers)
+    if len(fields) != len(headers):
+        names = [name for name, _ in headers]
+        for name in _ONCE & fields.keys():
+            if names.count(name) > 1:
+                raise PublicError(
+                    400, "repeated_header", f"The header {name.decode()} must not be sent more than once."
+                )
+    return fields
