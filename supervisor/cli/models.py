@@ -121,7 +121,7 @@ def list_(home: HomeOption = None, json: JsonOption = False) -> None:
         say_json(models)
         return
     if not models["models"]:
-        say("no models yet; get one with: mlx-supervisor import FILE.gguf")
+        say("no models yet; get one with: mlx-supervisor pull ORG/NAME")
         return
     rows = [
         (

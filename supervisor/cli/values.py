@@ -45,12 +45,11 @@ class _Reader:
         return read
 
 
-def read_without_pydantic(command: Any) -> None:
-    """Give the parameters of `command`, and of the commands under it, readers of our own."""
-    _replace(command, command.context_settings)
+def read_without_pydantic(command: Any, settings: dict[str, Any]) -> None:
+    """Give the parameters of `command`, and of the commands under it, readers of our own.
 
-
-def _replace(command: Any, settings: dict[str, Any]) -> None:
+    `settings` are those of the context that it runs in.
+    """
     # Not `command.params`: the option for help comes with the context.
     for parameter in command.get_params(typer.Context(command, **settings)):
         annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
@@ -59,7 +58,7 @@ def _replace(command: Any, settings: dict[str, Any]) -> None:
             low, high = getattr(parameter, "min", None), getattr(parameter, "max", None)
             parameter._runtime_param = _Reader(convert, low, high)
     for inner in getattr(command, "commands", {}).values():
-        _replace(inner, settings)
+        read_without_pydantic(inner, settings)
 
 
 def _converter(annotation: Any) -> Callable[[str], object] | None:

@@ -1,25 +1,13 @@
 """What the documents say is what the program does, as far as that can be executed."""
 
-import inspect
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from supervisor.cli.app import app
+from supervisor.cli.app import VERBS, command
 from supervisor.settings import load_settings
 from supervisor.settings.reference import EXAMPLE, reference
-
-
-def verbs() -> list[tuple[str, Callable[..., object]]]:
-    return [
-        (command.name or command.callback.__name__, command.callback)
-        for command in app.registered_commands
-        if command.callback is not None and not command.hidden
-    ]
-
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "deploy").glob("*.md")])
@@ -54,15 +42,44 @@ def test_every_link_into_the_project_leads_somewhere(document: Path) -> None:
 
 def test_the_readme_has_every_verb() -> None:
     shown = set(re.findall(r"^\| `mlx-supervisor (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
-    assert shown == {name for name, _ in verbs()} | {group.name for group in app.registered_groups}
+    assert shown == set(VERBS)
 
 
-@pytest.mark.parametrize(("name", "function"), verbs())
-def test_every_verb_explains_itself_with_an_example(name: str, function: Callable[..., object]) -> None:
-    text = CliRunner().invoke(app, [name, "--help"], prog_name="mlx-supervisor").output
+def every_verb() -> list[tuple[str, ...]]:
+    """The verbs as they are typed, those of `config` and `service` too."""
+    groups = {name: getattr(command().commands[name], "commands", {}) for name in VERBS}
+    inner = [(name, verb) for name, verbs in groups.items() for verb in verbs if not verbs[verb].hidden]
+    return [(name,) for name, verbs in groups.items() if not verbs] + inner
+
+
+@pytest.mark.parametrize("names", every_verb(), ids=" ".join)
+def test_every_verb_explains_itself_with_an_example(
+    names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command()([*names, "--help"], prog_name="mlx-supervisor")
+    text = capsys.readouterr().out
     example = text.partition("Example:\n")[2].splitlines()[0].strip()
-    assert example.startswith(f"mlx-supervisor {name}")
+    assert f"mlx-supervisor {' '.join(names)}" in example
     for option in re.findall(r"\s(--?[a-z][a-z-]*)", example):
         assert re.search(rf"^\s+.*{option}\b", text.partition("Options:")[2], re.MULTILINE), option
-    first = inspect.cleandoc(function.__doc__ or "").partition("\n")[0]
-    assert first.endswith("."), "the first line is what the list of commands shows"
+
+
+def test_the_list_of_verbs_fits_into_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command()(["--help"], prog_name="mlx-supervisor")
+    text = capsys.readouterr().out.partition("Commands:\n")[2]
+    assert [line.split()[0] for line in text.splitlines()] == list(VERBS)
+
+
+READS = [
+    *("ps", "list", "info", "fit", "status", "doctor", "quickstart", "rm", "gc", "reload"),
+    *("config show", "service status"),
+]
+
+
+@pytest.mark.parametrize("verb", READS)
+def test_what_a_verb_tells_is_there_for_programs(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command()([*verb.split(), "--help"])
+    assert "--json" in capsys.readouterr().out

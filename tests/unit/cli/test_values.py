@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from supervisor.cli.app import app
+from supervisor.cli.app import command as whole_program
 from supervisor.cli.values import read_without_pydantic
 
 
@@ -23,16 +23,14 @@ from supervisor.cli.values import read_without_pydantic
         (["chat", "--max-tokens", "0"], "'--max-tokens': 0 is less than 1"),
         (["load"], "Missing argument 'MODEL'"),
         (["ps", "--jsn"], "No such option: --jsn"),
-        (["pz"], "No such command 'pz'"),
+        (["loda"], "No such command 'loda'. Did you mean 'load'"),
     ],
 )
 def test_wrong_usage_is_told_with_exit_code_2(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = typer.main.get_command(app)
-    read_without_pydantic(command)
     with pytest.raises(SystemExit) as caught:
-        command(arguments)
+        whole_program()(arguments)
     assert caught.value.code == 2
     assert complaint in capsys.readouterr().err
 
@@ -54,7 +52,7 @@ def test_values_arrive_typed() -> None:
         seen.append((file, port, share, model, name, loud))
 
     command = typer.main.get_command(probe)
-    read_without_pydantic(command)
+    read_without_pydantic(command, {})
     command(
         ["a", "--port", "2", "--share", "1", "--model", "x", "--model", "y", "--loud"], standalone_mode=False
     )
