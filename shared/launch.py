@@ -10,6 +10,9 @@ from msgspec import Meta
 
 from shared import __version__
 
+RECORD_FD_ARGUMENT: Final = "--record-fd"
+"""The only argument of a worker that serves in public: the descriptor of a file with its launch record."""
+
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model thinks, in OpenAI's words; which of them a model tells apart is its own matter."""
 
@@ -204,11 +207,39 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Absolute paths of LoRA folders in mlx-lm's format, by the names that requests ask for."""
 
 
+class Public(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a worker must know that serves on the public port by itself. Descriptors are inherited ones."""
+
+    listener: int
+    """Descriptor of the listening TCP socket."""
+    lock: int
+    """Descriptor that locks the state folder for as long as it is open."""
+    url: str
+    """What to type into a client on this machine, without a path."""
+    host: str
+    """The address that it listens on."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names that a Host header may carry."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may ask."""
+    max_body_bytes: int = 64 * 2**20
+    drain_s: float = 10.0
+    """What answers under way get at the stop."""
+    names: tuple[str, ...] = ()
+    """Other names of the model; a `*` at the end stands for whatever follows."""
+    fallback: bool = False
+    """Whether it answers to every name."""
+    set: dict[str, object] = {}
+    """Fields that every request gets."""
+    strip: tuple[str, ...] = ()
+    """Fields that are taken out of every request."""
+
+
 class LaunchRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`protocol` is the package version on both sides: a mixed pair after an upgrade must not run."""
 
     socket: str
-    """Absolute path of the Unix socket to bind."""
+    """Absolute path of the Unix socket to bind; not used by one that serves in public."""
     model: str
     """The public model id; answers carry it."""
     directory: str
@@ -216,6 +247,8 @@ class LaunchRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     generation: int = 0
     """Counts this model's spawns, from 1."""
     options: Options = Options()
+    public: Public | None = None
+    """For a worker that nobody supervises; None is one that serves its supervisor."""
     protocol: str = __version__
 
     def line(self) -> bytes:

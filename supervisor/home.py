@@ -179,20 +179,33 @@ class HomeLock:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {__version__}\n".encode(), 0)
 
+    def hand_over(self) -> int:
+        """The lock's descriptor for the program that takes the place of this one; `close` is not for it.
+
+        There will be no sockets, so a folder that was made for them goes.
+        """
+        assert self._descriptor is not None
+        self._remove_socket_folder()
+        os.set_inheritable(self._descriptor, True)
+        return self._descriptor
+
     def close(self) -> None:
         """Let go of the folder. The file stays: removing it would let two processes lock two files."""
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
+        self._remove_socket_folder()
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+
+    def _remove_socket_folder(self) -> None:
         run = self._home.path / "run"
         if self._home.run != run:
             # Not empty means that something is wrong with a worker's end, and the sweep will want it.
             with contextlib.suppress(OSError):
                 self._home.run.rmdir()
                 (run / "sockets").unlink()
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, 0)
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

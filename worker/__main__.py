@@ -1,5 +1,7 @@
 """The model process: says hello at once, imports, waits for its launch record, serves one model.
 
+Started with the descriptor of a launch record, it has no supervisor: it serves on the public port by itself.
+
 Only light imports here: `hello` and the lifeline must not wait for mlx and transformers.
 """
 
@@ -11,15 +13,21 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, NoReturn
 
 from shared import __version__
-from shared.launch import LaunchRecord, RecordError, parse_record
+from shared.launch import RECORD_FD_ARGUMENT, LaunchRecord, RecordError, parse_record
 from shared.sockets import unlink_quietly
-from shared.status import STATUS_FD_ARGUMENT, ExitCode, Hello, Status, Warm, encode_status
+from shared.status import STATUS_FD_ARGUMENT, ExitCode, Failed, Hello, Status, Warm, encode_status
 from worker.model.backend import prepare_backend
+from worker.terminal import Terminal
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[Status], None]
 
 MAX_RECORD_BYTES: Final = 2**20
 
@@ -32,6 +40,8 @@ class StatusPipe:
         os.set_inheritable(descriptor, False)
 
     def say(self, status: Status) -> None:
+        if isinstance(status, Failed):
+            log.error("the model could not be loaded: %s", status.message)
         try:
             os.write(self._descriptor, encode_status(status))
         except OSError:
@@ -85,13 +95,19 @@ def refuse(reason: str) -> NoReturn:
     leave(ExitCode.USAGE)
 
 
-def status_descriptor(arguments: list[str]) -> int:
-    """The descriptor that the command line names."""
-    match arguments:
-        case [name, text] if name == STATUS_FD_ARGUMENT and text.isdecimal():
-            return int(text)
-        case _:
-            refuse(f"usage: python -m worker {STATUS_FD_ARGUMENT} N; the supervisor starts workers")
+def read_record(descriptor: int) -> LaunchRecord:
+    """The launch record of a worker without a supervisor, and with it the descriptors that it names."""
+    with os.fdopen(descriptor, "rb") as file:
+        line = file.read(MAX_RECORD_BYTES)
+    try:
+        record = parse_record(line)
+    except RecordError as error:
+        refuse(str(error))
+    if record.public is None:
+        refuse(f"the launch record of {RECORD_FD_ARGUMENT} has no public part")
+    for inherited in (record.public.listener, record.public.lock):
+        os.set_inheritable(inherited, False)
+    return record
 
 
 def import_engine() -> float:
@@ -106,39 +122,74 @@ def import_engine() -> float:
     return time.monotonic() - started
 
 
-async def serve(record: LaunchRecord, status: StatusPipe, lifeline: Lifeline) -> int:
-    """Run the application until it is told to stop. Returns the exit code."""
+async def serve(
+    record: LaunchRecord, say: Say, bound: Callable[[Path], None], signals: Sequence[signal.Signals]
+) -> int:
+    """Run the application until one of `signals` tells it to stop. Returns the exit code."""
     from worker.app import App
 
-    app = App(record, status.say, lambda path: setattr(lifeline, "socket", path))
+    app = App(record, say, bound)
 
     def terminate() -> None:
         app.stop()
         # The second one means now.
-        loop.add_signal_handler(signal.SIGTERM, leave, ExitCode.OK)
+        for number in signals:
+            loop.add_signal_handler(number, leave, ExitCode.OK)
 
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, terminate)
+    for number in signals:
+        loop.add_signal_handler(number, terminate)
     return await app.run()
 
 
-def main() -> NoReturn:
-    # Ctrl-C reaches the whole process group; the supervisor decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: leave(ExitCode.OK))
-    status = StatusPipe(status_descriptor(sys.argv[1:]))
-    status.say(Hello(version=__version__, pid=os.getpid()))
-    lifeline = Lifeline()
-    lifeline.start()
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    status.say(Warm(import_s=import_engine()))
-    record = lifeline.record.result()
+def run(record: LaunchRecord, say: Say, bound: Callable[[Path], None], *signals: signal.Signals) -> NoReturn:
+    """Serve on a loop of its own, then end the process."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        leave(runner.run(serve(record, status, lifeline)))
+        leave(runner.run(serve(record, say, bound, signals)))
+
+
+def log_to_stderr() -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def main() -> NoReturn:
+    match sys.argv[1:]:
+        case [name, text] if name == STATUS_FD_ARGUMENT and text.isdecimal():
+            serve_supervisor(int(text))
+        case [name, text] if name == RECORD_FD_ARGUMENT and text.isdecimal():
+            serve_public(read_record(int(text)))
+        case _:
+            refuse(f"usage: python -m worker {STATUS_FD_ARGUMENT} N; the supervisor starts workers")
+
+
+def serve_public(record: LaunchRecord) -> NoReturn:
+    """Serve without a supervisor, which had settled everything before it became this program."""
+    assert record.public is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _signal, _frame: leave(ExitCode.OK))
+    log_to_stderr()
+    terminal = Terminal(record.model, record.public.url)
+    import_engine()
+    run(record, terminal.say, lambda _: None, signal.SIGINT, signal.SIGTERM)
+
+
+def serve_supervisor(descriptor: int) -> NoReturn:
+    """Serve on a private socket; `descriptor` is the status pipe's."""
+    # Ctrl-C reaches the whole process group; the supervisor decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: leave(ExitCode.OK))
+    status = StatusPipe(descriptor)
+    status.say(Hello(version=__version__, pid=os.getpid()))
+    lifeline = Lifeline()
+    lifeline.start()
+    log_to_stderr()
+    status.say(Warm(import_s=import_engine()))
+    record = lifeline.record.result()
+    run(record, status.say, lambda path: setattr(lifeline, "socket", path), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import logging
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import msgspec
 
 from shared import __version__
 from shared.errors import PublicError
-from shared.launch import LaunchRecord
+from shared.launch import LaunchRecord, Public
 from shared.sockets import SocketPathError, bind_private, is_own_peer, unlink_quietly
 from shared.status import ExitCode, Failed, FailureKind, Memory, Progress, Ready, Status
 from worker.adapters import Mounts
@@ -48,6 +49,7 @@ from worker.engine.thread import Engine
 from worker.model.adapters import Adapters
 from worker.model.failures import LoadError, explain
 from worker.model.loading import Model, load
+from worker.public import PublicPort
 from worker.serving import WorkerServer
 from worker.shard.ranks import Ranks, gather, no_shards
 
@@ -59,7 +61,8 @@ Route = Callable[[Exchange], Awaitable[None]]
 KEEP_ALIVE_S: Final = 120
 """Longer than the supervisor keeps idle connections, so that it never sends on one we are closing."""
 STOP_GRACE_S: Final = 2.0
-"""What open answers get after SIGTERM; the supervisor drains first and kills 3 s after the signal."""
+"""What open answers get after SIGTERM; the supervisor drains first and kills 3 s after the signal. One that
+serves without a supervisor is told how long."""
 _FAREWELL_S: Final = 0.5
 """What answers get to send the error they were ended with."""
 _HEARTBEAT_S: Final = 1.0
@@ -78,6 +81,7 @@ class App:
         self._engine = Engine(self)
         self._jobs = Jobs(self._engine, self._admission, self._feed)
         self._model: Model | None = None
+        self._models: Models | None = None
         self._state: PromptState | None = None
         self._completions: Completions | None = None
         self._progress = Progress("weights")
@@ -127,20 +131,52 @@ class App:
 
     async def run(self) -> int:
         """Serve until told to stop. Returns the exit code."""
+        if self.record.public is not None:
+            return await self._serve_on(self._public_server(self.record.public))
         path = Path(self.record.socket)
         try:
             listener = bind_private(path)
         except SocketPathError as error:
             return self._fail(FailureKind.SOCKET, str(error))
         self._bound(path)
-        server = WorkerServer(self, listener, keep_alive_s=KEEP_ALIVE_S, accept=_is_ours)
+        try:
+            return await self._serve_on(
+                WorkerServer(self, listener, keep_alive_s=KEEP_ALIVE_S, accept=_is_ours)
+            )
+        finally:
+            unlink_quietly(path)
+
+    async def _serve_on(self, server: WorkerServer) -> int:
         await server.start()
         try:
             return await self._serve()
         finally:
             await server.stop(grace_s=_FAREWELL_S)
             self._engine.stop()
-            unlink_quietly(path)
+
+    def _public_server(self, public: Public) -> WorkerServer:
+        """On the port that we were given, with the access policy before the routes of the APIs."""
+        posted = (path for path, methods in self._routes.items() if "POST" in methods)
+        port = PublicPort(
+            self,
+            public,
+            model=self.record.model,
+            paths=frozenset(path.encode() for path in posted if path.startswith("/v1/")),
+            models=self._listed,
+            is_stopping=self._ending.is_set,
+        )
+        return WorkerServer(
+            port,
+            socket.socket(fileno=public.listener),
+            keep_alive_s=KEEP_ALIVE_S,
+            accept=lambda _: True,
+            is_public=True,
+        )
+
+    def _listed(self) -> Models:
+        if self._models is None:
+            raise loading()
+        return self._models
 
     async def _serve(self) -> int:
         ending = asyncio.create_task(self._ending.wait())
@@ -166,9 +202,11 @@ class App:
         """Let open answers end by themselves for a while, then with an error of their own."""
         idle = asyncio.Event()
         self._admission.drain(idle.set)
-        ends_at = time.monotonic() + STOP_GRACE_S
+        public = self.record.public
+        grace_s = STOP_GRACE_S if public is None else public.drain_s
+        ends_at = time.monotonic() + max(grace_s, STOP_GRACE_S)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_GRACE_S):
+            async with asyncio.timeout(grace_s):
                 await idle.wait()
         if self._state is not None and idle.is_set():
             # Drained before it was told to stop, it has nothing left to save.
@@ -221,7 +259,9 @@ class App:
         self._engine.chore = state.chore
         self._jobs.make_room = lambda: state.make_room(self._admission.rows_bytes)
         chat = Chat(completions, _fingerprint(record))
-        models = Models(record.model, created=int(time.time()), context_window=model.context_window)
+        models = self._models = Models(
+            record.model, created=int(time.time()), context_window=model.context_window
+        )
         self._routes["/v1/chat/completions"] = {"POST": chat}
         messages = Messages(completions)
         self._routes["/v1/messages"] = {"POST": messages}
@@ -288,7 +328,6 @@ class App:
 
     def _fail(self, kind: FailureKind, message: str) -> int:
         self._say(Failed(kind, message))
-        log.error("%s could not be loaded: %s", self.record.model, message)
         return ExitCode.FAILED
 
     def on_report(self, report: Report) -> None:

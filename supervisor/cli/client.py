@@ -120,8 +120,8 @@ class Client:
             return not_running(self.home.path)
         pid = f" (pid {holder.pid})" if holder.pid else ""
         return RefusedError(
-            f"the supervisor{pid} of {self.home.path} does not answer: it is starting or stopping; "
-            f"its log is {self.home.logs / 'supervisor.log'}"
+            f"the supervisor{pid} of {self.home.path} does not answer: it is starting or stopping, "
+            f"or was started with --in-process; its log is {self.home.logs / 'supervisor.log'}"
         )
 
 

@@ -46,6 +46,14 @@ def start(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow a --host that other machines can reach.")
     ] = False,
+    in_process: Annotated[
+        bool,
+        typer.Option(
+            "--in-process",
+            help="Serve the one --model in this process, with no supervisor: for debugging and the "
+            "smallest machines.",
+        ),
+    ] = False,
 ) -> None:
     """Serve the models of this machine until Ctrl-C.
 
@@ -66,7 +74,13 @@ def start(
     if insecure:
         flags["server.insecure"] = True
     options = StartOptions(home=chosen_home(home), config=config, flags=flags, models=tuple(model or ()))
+    if in_process and len(options.models) != 1:
+        raise typer.BadParameter("give the one model that it serves with --model", param_hint="--in-process")
     try:
+        if in_process:
+            from supervisor.in_process import become_worker
+
+            become_worker(options)
         code = server.run(options)
     except server.Refused as refused:
         raise RefusedError(str(refused)) from None

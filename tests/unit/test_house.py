@@ -16,6 +16,7 @@ SUPERVISOR_FLOORS = (
     ("__main__",),
     ("cli",),
     ("doctor",),
+    ("in_process",),
     ("server",),
     ("reloading",),
     ("front",),
@@ -31,12 +32,13 @@ SUPERVISOR_FLOORS = (
 WORKER_FLOORS = (
     ("__main__",),
     ("app",),
+    ("public",),
     ("admin", "api"),
     ("decisions", "embeddings"),
     ("completion",),
     ("adapters", "guides", "reply"),
     ("engine", "text", "model", "gguf", "request", "shard"),
-    ("serving",),
+    ("serving", "terminal"),
 )
 
 

@@ -16,7 +16,12 @@ class Models:
             "owned_by": "local",
             "context_window": context_window,
         }
+        self._card = orjson.dumps(card)
         self._body = orjson.dumps({"object": "list", "data": [card]})
 
     async def __call__(self, exchange: Exchange) -> None:
         await exchange.answer(200, self._body)
+
+    async def one(self, exchange: Exchange) -> None:
+        """The model by itself: what `GET /v1/models/{id}` answers."""
+        await exchange.answer(200, self._card)
