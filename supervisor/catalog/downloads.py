@@ -42,6 +42,8 @@ class DownloadView(msgspec.Struct, frozen=True):
     """0 until the hub has told."""
     rate_bytes_s: float | None
     eta_s: float | None
+    there_bytes: int
+    """How much of it was there when it began."""
     files: int
     include: tuple[str, ...]
     commit: str | None
@@ -138,6 +140,7 @@ class Download:
             total_bytes=progress.total_bytes,
             rate_bytes_s=rate,
             eta_s=missing / rate if rate else None,
+            there_bytes=plan.there_bytes if plan else 0,
             files=plan.files if plan else 0,
             include=self.request.include,
             commit=plan.commit if plan else None,

@@ -139,7 +139,7 @@ def _follow(name: "RepoName", view: "DownloadView", look: Callable[[], "Download
             if view.total_bytes and view.files and not told:
                 told = True
                 _show("")
-                there = f", {format_size(view.done_bytes)} of it are there" if view.done_bytes else ""
+                there = f", {format_size(view.there_bytes)} of it are there" if view.there_bytes else ""
                 say(f"{name.shown}: {view.files} files, {format_size(view.total_bytes)}{there}")
             if view.state in ("done", "failed", "cancelled"):
                 break

@@ -76,8 +76,7 @@ def test_the_starter_knows_the_capital_of_france(sdk: openai.OpenAI) -> None:
         answer.usage.prompt_tokens,
         answer.usage.total_tokens,
     )
-    assert usage.prompt_tokens_details is not None, "it was asked for the second time"
-    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+    assert usage.prompt_tokens_details is not None
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 

@@ -88,6 +88,7 @@ async def test_formats_and_fewer_dimensions(worker: Worker) -> None:
     assert short == close([number / math.hypot(*whole[:8]) for number in whole[:8]])
 
 
+@pytest.mark.slow
 async def test_long_texts_are_refused_or_cut_before_their_last_token(worker: Worker) -> None:
     refused = await embed(worker, ["Hi", "cat " * 600], 400)
     assert refused["error"]["code"] == "context_length_exceeded"
@@ -99,9 +100,9 @@ async def test_long_texts_are_refused_or_cut_before_their_last_token(worker: Wor
 
 
 async def test_many_texts_are_answered_in_their_order(worker: Worker) -> None:
-    texts = [f"text {number} " * (number % 7 + 1) for number in range(60)]
+    texts = [f"text {number} " * (number % 7 + 1) for number in range(24)]
     found = vectors(await embed(worker, texts))
-    assert found[41] == close(vectors(await embed(worker, texts[41]))[0])
+    assert found[17] == close(vectors(await embed(worker, texts[17]))[0])
 
 
 @pytest.mark.parametrize(
