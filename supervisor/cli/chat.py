@@ -150,4 +150,4 @@ def _likely_model(client: "Client") -> str:
             return str(candidates[0])
         if candidates:
             raise RefusedError(f"say which model: {', '.join(candidates)}")
-    raise RefusedError("there is no model yet; get one with: mlx-supervisor import FILE.gguf")
+    raise RefusedError("there is no model yet; get one with: mlx-supervisor pull ORG/NAME")

@@ -278,7 +278,9 @@ def probe(home: Path) -> "Running | None":
 
     try:
         facts = Client.of(home).get("/api/status")
-        return Running(int(facts["pid"]), str(facts["version"]), str(facts["url"]))
+        # An older version that still runs may tell less.
+        lost = int(facts.get("lost_log_lines", 0))
+        return Running(int(facts["pid"]), str(facts["version"]), str(facts["url"]), lost)
     except NotRunningError:
         return None
     except RefusedError:

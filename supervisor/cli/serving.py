@@ -169,6 +169,8 @@ def status(home: HomeOption = None, json: JsonOption = False) -> None:
     say(f"models: {loaded or 'none loaded'}")
     say(f"home:   {facts['home']}")
     say(f"log:    {facts['log']}")
+    if lost := facts.get("lost_log_lines"):
+        say(f"{lost} log lines are lost: the disk was full, or the folder can't be written")
     if facts["version"] != __version__:
         say(
             f"this is version {__version__}, another one runs; to switch: "

@@ -26,6 +26,7 @@ from supervisor.doctor.state import (
     check_garbage,
     check_home,
     check_lock,
+    check_logs,
     check_models,
     check_settings,
     check_stale,
@@ -74,6 +75,7 @@ def examine(
     yield check_lock(holder, running)
     if home is not None:
         yield check_stale(home, holder)
+        yield check_logs(home, running)
     findings, settings = check_settings(home_path / "config.toml")
     yield from findings
     yield check_port(settings.server, running)

@@ -1,6 +1,7 @@
 """The state folder, what is in it, and the settings."""
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -49,6 +50,18 @@ def check_lock(holder: Holder | None, running: Running | None) -> Finding:
             "mlx-supervisor logs, or to end it: mlx-supervisor stop",
         )
     return ok("supervisor", f"serves on {running.url}/v1, {pid}")
+
+
+def check_logs(home: Home, running: Running | None) -> Finding:
+    """Whether the logs took everything."""
+    if running is not None and running.lost_log_lines:
+        return warn(
+            "logs",
+            f"{running.lost_log_lines} lines could not be written to {home.logs} since the start",
+            "the disk was full, or the folder can't be written; serving goes on without them",
+            f"df -h {shlex.quote(str(home.logs))}; ls -ld {shlex.quote(str(home.logs))}",
+        )
+    return ok("logs", str(home.logs) + (", nothing was lost" if running else ""))
 
 
 def check_stale(home: Home, holder: Holder | None, look: Callable[[Path], list[int]] = living) -> Finding:

@@ -25,6 +25,8 @@ class Status(msgspec.Struct, frozen=True):
     home: str
     url: str
     log: str
+    lost_log_lines: int = 0
+    """Lines that the logs could not take since the start."""
 
 
 class ModelViews(msgspec.Struct, frozen=True):
@@ -69,7 +71,15 @@ def control(parts: Parts) -> APIRouter:
         home = parts.home
         log = str(home.logs / "supervisor.log")
         return Json(
-            Status(__version__, os.getpid(), parts.started_at, str(home.path), parts.url, log),
+            Status(
+                __version__,
+                os.getpid(),
+                parts.started_at,
+                str(home.path),
+                parts.url,
+                log,
+                sum(parts.events.lost_lines.values()),
+            ),
         )
 
     @router.api_route("/config", methods=READ)

@@ -77,6 +77,10 @@ class _Everything(Collector):
         leases = _counter("leases", "Leases of the whole machine that were granted.")
         leases.add_metric([], tally.leases)
         yield leases
+        lost = _counter("lost_log_lines", "Lines that a log could not take; without a model, ours.", "model")
+        for model, count in {"": 0, **self._parts.events.lost_lines}.items():
+            lost.add_metric([model], count)
+        yield lost
         yield _histograms("time_to_first_token_seconds", "From admission to the first token.", tally.ttft_s)
         yield _histograms(
             "time_between_tokens_seconds",

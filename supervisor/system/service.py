@@ -38,6 +38,8 @@ class Running(msgspec.Struct, frozen=True):
     pid: int
     version: str
     url: str
+    lost_log_lines: int = 0
+    """Lines that its logs could not take."""
 
 
 Probe = Callable[[Path], Running | None]

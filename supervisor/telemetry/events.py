@@ -32,6 +32,19 @@ class Events:
 
     def __init__(self) -> None:
         self._subscribers: tuple[Subscriber, ...] = ()
+        self._lost_lines: dict[str, int] = {}
+
+    @property
+    def lost_lines(self) -> Mapping[str, int]:
+        """Lines that a log could not take, by the model whose workers' log it is; "" is our own log.
+
+        No event tells of them: it would be one more line for the disk that is full.
+        """
+        return self._lost_lines
+
+    def lose(self, model: str, lines: int) -> None:
+        """Count lines that a log could not take."""
+        self._lost_lines[model] = self._lost_lines.get(model, 0) + lines
 
     def emit(self, kind: str, /, *, level: Level = "info", **fields: Field) -> None:
         """Tell that `kind` happened, as in `emit("worker.ready", model="qwen3-8b", pid=4711, load_s=2.1)`."""

@@ -32,9 +32,12 @@ class LogFile:
         limits: LogLimits = USUAL_LIMITS,
         *,
         line: Callable[[Event], bytes] = log_line,
+        on_lost: Callable[[int], None] | None = None,
     ) -> None:
+        """`on_lost` is told how many lines were lost, each time."""
         self._file = AppendFile(path, limits)
         self._line = line
+        self._on_lost = on_lost
         self._untold = 0
         self.dropped = 0
         """Lines that were lost since the start."""
@@ -50,6 +53,8 @@ class LogFile:
         else:
             self.dropped += 1
             self._untold += 1
+            if self._on_lost is not None:
+                self._on_lost(1)
 
     def close(self) -> None:
         self._file.close()
@@ -145,7 +150,12 @@ class Logs:
         limits: LogLimits = USUAL_LIMITS,
         json: bool = False,
     ) -> None:
-        self.file = LogFile(path, limits, line=json_line if json else log_line)
+        self.file = LogFile(
+            path,
+            limits,
+            line=json_line if json else log_line,
+            on_lost=lambda lines: events.lose("", lines),
+        )
         self.terminal = (
             Terminal(terminal, colour=wants_colour(terminal, os.environ))
             if terminal is not None and terminal.isatty()

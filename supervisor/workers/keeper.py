@@ -270,7 +270,7 @@ class Keeper:
         else:
             life = self.life = Life(process, self.generation, socket)
             log = AppendFile(self._home.worker_log(entry.id), self._log_limits)
-            process.assign(self._record(entry, socket), log)
+            process.assign(self._record(entry, socket), log, lambda lines: self._events.lose(entry.id, lines))
             served = await self._load(process)
             if served:
                 ready = process.ready.result()

@@ -86,6 +86,7 @@ class Output:
         self._held: deque[bytes] = deque(maxlen=_HELD_LINES)
         self._log: AppendFile | None = None
         self._mark = b""
+        self._on_lost: Callable[[int], None] | None = None
         self.dropped = 0
         """Lines that could not be written."""
 
@@ -93,8 +94,12 @@ class Output:
     def tail(self) -> tuple[str, ...]:
         return tuple(self._tail)
 
-    def attach(self, log: AppendFile, pid: int) -> None:
-        """Write to `log`, which becomes ours, from now on, and what was held until now."""
+    def attach(self, log: AppendFile, pid: int, on_lost: Callable[[int], None] | None = None) -> None:
+        """Write to `log`, which becomes ours, from now on, and what was held until now.
+
+        `on_lost` is told how many lines were lost, each time.
+        """
+        self._on_lost = on_lost
         self._log = log
         self._mark = f" {pid} ".encode()
         held = list(self._held)
@@ -123,7 +128,10 @@ class Output:
             return
         head = timestamp(time.time()).encode() + self._mark
         data = b"".join(head + _text(line).encode() + b"\n" for line in lines)
-        self.dropped += data.count(b"\n", self._log.append(data))
+        if lost := data.count(b"\n", self._log.append(data)):
+            self.dropped += lost
+            if self._on_lost is not None:
+                self._on_lost(lost)
 
 
 def _text(line: bytes) -> str:

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -114,15 +114,20 @@ class WorkerProcess:
     def dropped_lines(self) -> int:
         return self._output.dropped
 
-    def assign(self, record: LaunchRecord, log: AppendFile) -> None:
-        """Tell the process which model it serves, and write its output to `log` from now on."""
+    def assign(
+        self, record: LaunchRecord, log: AppendFile, on_lost: Callable[[int], None] | None = None
+    ) -> None:
+        """Tell the process which model it serves, and write its output to `log` from now on.
+
+        `on_lost` is told how many lines `log` could not take.
+        """
         if self.state == "exited":
             return
         assert self.state == "spare", f"a worker that is {self.state} can't take a model"
         self.state = "loading"
         self.heard_s = self._loop.time()
         self.socket = Path(record.socket)
-        self._output.attach(log, self.pid)
+        self._output.attach(log, self.pid, on_lost)
         assert self._lifeline is not None
         # The pipe is empty and holds at least 16 KiB, so a short write means a record beyond all reason.
         try:

@@ -14,12 +14,27 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import cancel, catalog, crowd, engine, forwarding, load, mixed, start, swap, warm
+from tests.bench import (
+    cancel,
+    catalog,
+    cli,
+    crowd,
+    engine,
+    forwarding,
+    load,
+    mixed,
+    scrape,
+    start,
+    swap,
+    warm,
+)
 from tests.bench.report import Row, machine, print_part, write_report
 
 PARTS: dict[str, tuple[str, Callable[..., list[Row]]]] = {
     "forwarding": ("forwarding: our front against nginx", forwarding.measure),
     "start": ("supervisor: start, memory, idle", start.measure),
+    "cli": ("the command line, over a Python that does nothing", cli.measure),
+    "scrape": ("a metrics scraper and a follower of events", scrape.measure),
     "catalog": ("catalog: two thousand models on the disk", catalog.measure),
     "load": ("first request to a model that is not loaded", load.measure),
     "swap": ("models that change places", swap.measure),

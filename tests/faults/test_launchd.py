@@ -61,10 +61,14 @@ def test_a_newcomers_path(mac: Mac) -> None:
     mac.wait_until_it_serves()
     assert mac.chat() == 200
 
+    kept, measured = mac.ask_and_keep(), mac.footprints()
+    assert measured
     mac.session.logout()
     assert not mac.processes()
     mac.session.login()
     mac.wait_until_it_serves()
+    assert mac.client.get(f"/v1/responses/{kept}").json()["status"] == "completed"
+    assert mac.footprints() == measured, "what a model was seen to hold is known after a reboot"
     assert mac.chat() == 200
 
     upgrade(mac.bin, "9.9.9")
@@ -81,6 +85,8 @@ def test_a_newcomers_path(mac: Mac) -> None:
     assert not mac.processes()
     assert list(mac.session.agents.iterdir()) == []
     assert (mac.home / "config.toml").exists() and (mac.home / "logs" / "supervisor.log").exists()
+    assert mac.models.is_dir() and mac.kept_responses() == [kept]
+    assert mac.footprints()
     assert "nothing was installed" in mac.service("uninstall").stdout
     assert mac.service("status").returncode == 1
 

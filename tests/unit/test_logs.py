@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, events: E
     logs = Logs(folder / "supervisor.log", events)
     events.emit("one")
     events.emit("two")
-    assert logs.dropped == 2
+    assert logs.dropped == 2 and events.lost_lines == {"": 2}
     folder.mkdir()
     logs.file._file.next_try_s = 0.0
     events.emit("three")

@@ -8,6 +8,7 @@ import urllib.error
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.status import FailureKind
@@ -33,6 +34,7 @@ from supervisor.doctor.state import (
     check_garbage,
     check_home,
     check_lock,
+    check_logs,
     check_models,
     check_settings,
     check_stale,
@@ -166,6 +168,14 @@ def test_the_lock() -> None:
     finding(check_lock(Holder(4711, "1.0"), RUNNING), "ok", "http://127.0.0.1:8080/v1, pid 4711")
     finding(check_lock(Holder(4711, "1.0"), None), "warn", "pid 4711", "stuck", "mlx-supervisor stop")
     finding(check_lock(Holder(None, None), None), "warn", "pid unknown")
+
+
+def test_the_logs(tmp_path: Path) -> None:
+    home = Home.open(tmp_path / "home")
+    finding(check_logs(home, None), "ok", str(home.logs))
+    finding(check_logs(home, RUNNING), "ok", "nothing was lost")
+    full = msgspec.structs.replace(RUNNING, lost_log_lines=12)
+    finding(check_logs(home, full), "warn", "12 lines", "disk was full", "df -h")
 
 
 def test_what_a_killed_supervisor_left(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ async def test_the_control_surface(tmp_path: Path, place: str) -> None:
             status = get((await wire.ask("/api/status")).body)
             assert status["home"] == str(tmp_path / "home")
             assert status["log"] == str(tmp_path / "home" / "logs" / "supervisor.log")
-            assert set(status) == {"version", "pid", "started_at", "home", "url", "log"}
+            assert set(status) == {"version", "pid", "started_at", "home", "url", "log", "lost_log_lines"}
             models = get((await wire.ask("/api/models")).body)["models"]
             assert [model["id"] for model in models] == ["fake", "org/fake"]
             assert models[0]["problem"]
@@ -156,6 +156,8 @@ async def test_metrics_are_readable_by_prometheus(tmp_path: Path) -> None:
 
     async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
         here.pool.states = {"fake": "ready"}
+        here.events.lose("fake", 2)
+        here.events.lose("fake", 3)
         chat = b'{"model": "alias", "messages": []}'
         assert (await wire.ask("/v1/chat/completions", chat)).status == 200
         assert (await wire.ask("/v1/chat/completions", b'{"model": "n\\"o", "messages": []}')).status == 404
@@ -172,6 +174,8 @@ async def test_metrics_are_readable_by_prometheus(tmp_path: Path) -> None:
         ("/v1/chat/completions", "", "404"): 1,
         ("other", "", "404"): 1,
     }
+    lost = families["mlx_supervisor_lost_log_lines"].samples
+    assert {sample.labels["model"]: sample.value for sample in lost} == {"": 0, "fake": 5}
     states = families["mlx_supervisor_worker_state"].samples
     assert [sample.labels["state"] for sample in states if sample.value == 1] == ["ready"]
 

@@ -92,6 +92,7 @@ def test_what_acts_on_a_terminal_is_escaped(tmp_path: Path) -> None:
 def test_a_log_that_is_a_symlink_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "log").symlink_to(tmp_path / "victim")
     output = Output()
-    output.attach(AppendFile(tmp_path / "log"), 1)
+    lost: list[int] = []
+    output.attach(AppendFile(tmp_path / "log"), 1, lost.append)
     output.stdout([b"one", b"two"])
-    assert output.dropped == 2 and not (tmp_path / "victim").exists()
+    assert output.dropped == 2 and lost == [2] and not (tmp_path / "victim").exists()
