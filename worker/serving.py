@@ -130,6 +130,11 @@ class _PublicConnection(_Connection):
         if self._limit is None:
             self._limit = self.loop.call_later(HEAD_S, self.transport.abort)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # uvicorn adds trailers to the head of a request that is being answered already.
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._disarm()
         self._in_head, self._head_bytes = False, 0

@@ -227,6 +227,19 @@ def test_a_head_without_end_is_cut(alone: Alone, in_pieces: bool) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
 
 
+def test_trailers_are_no_headers(alone: Alone) -> None:
+    """They come when the head has been judged, and are neither kept nor in the way of the next request."""
+    host, _, port = alone.url.removeprefix("http://").partition(":")
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = json.dumps(chat_body("tiny", "Hello")).encode()
+    trailers = b"".join(b"x-%d: y\r\n" % number for number in range(200))
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(head + b"%x\r\n%s\r\n0\r\n%s\r\n" % (len(body), body, trailers))
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        answers = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answers.count(b"HTTP/1.1 200 OK") == 2 and answers.endswith(b'{"status":"ok","reasons":[]}')
+
+
 def test_the_state_folder_and_the_port_are_taken(alone: Alone) -> None:
     told = refused(*start_of(alone.home))
     assert f"another supervisor (pid {alone.process.pid}, version" in told
