@@ -14,7 +14,7 @@ from supervisor.cli.terminal import clean
 def logs(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="Of this model's workers; else of the supervisor."),
+        typer.Argument(metavar="MODEL", help="Of this model's workers; else of the supervisor."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written next.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to begin with.")] = 20,
@@ -29,6 +29,8 @@ def logs(
     home: HomeOption = None,
 ) -> None:
     """Show the log of the supervisor, or of one model's workers. Times are in UTC.
+
+    What launchd or systemd caught beside it (refused starts, crashes) is in `service logs`.
 
     \b
     Example:
@@ -76,7 +78,7 @@ def _worker_log(folder: Path, model: str) -> Path:
 
         known = [file.stem.removeprefix("worker-") for file in sorted(home.logs.glob("worker-*.log"))]
         near = difflib.get_close_matches(path.stem.removeprefix("worker-"), known, n=1, cutoff=0.6)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(known)}" if known else ""
         raise RefusedError(f"no worker of {model} has written a log in {home.logs}{hint}")
     return path
 

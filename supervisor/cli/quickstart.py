@@ -95,4 +95,5 @@ def _unknown(model: str, names: dict[str, str]) -> str:
     import difflib
 
     near = difflib.get_close_matches(model, list(names), n=1, cutoff=0.6)
-    return f"there is no model {model}" + (f"; did you mean {near[0]}?" if near else "")
+    hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(names)}" if names else ""
+    return f"there is no model {model}{hint}"

@@ -5,8 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Literal
 
-Style = Literal["", "good", "busy", "bad", "faint"]
-_RICH_STYLES: dict[Style, str] = {"": "", "good": "green", "busy": "yellow", "bad": "red", "faint": "dim"}
+Style = Literal["", "good", "busy", "bad", "faint", "head"]
 
 
 def clean(text: str) -> str:
@@ -14,7 +13,7 @@ def clean(text: str) -> str:
     return "".join(character if character.isprintable() or character in "\n\t" else "�" for character in text)
 
 
-_COLOURS: dict[Style, str] = {"good": "32", "busy": "33", "bad": "31", "faint": "2"}
+_COLOURS: dict[Style, str] = {"good": "32", "busy": "33", "bad": "31", "faint": "2", "head": "1"}
 
 
 def styled(text: str, style: Style) -> str:
@@ -49,37 +48,24 @@ def say_table(
     right: Sequence[str] = (),
     styles: Sequence[Style] = (),
 ) -> None:
-    """Print a table. Columns named in `right` hold numbers; `styles` colours each row's second cell."""
-    cleaned = [[clean(cell).replace("\n", " ") for cell in row] for row in rows]
-    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        _say_rich_table(columns, cleaned, right, styles)
-    else:
-        _say_plain_table(columns, cleaned, right)
+    """Print a table. Columns named in `right` hold numbers; `styles` colours each row's second cell.
 
-
-def _say_plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
-    lines = [[column.upper() for column in columns], *rows]
+    A table wider than the terminal is wrapped by it: names stay whole, to be copied.
+    """
+    lines = [[column.upper() for column in columns], *([_cell(cell) for cell in row] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
-    for line in lines:
-        cells = (
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, cell, width in zip(columns, line, widths, strict=True)
-        )
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+    last = len(columns) - 1
+    for number, line in enumerate(lines):
+        shown = []
+        for index, (column, cell, width) in enumerate(zip(columns, line, widths, strict=True)):
+            padding = "" if index == last and column not in right else " " * (width - len(cell))
+            style: Style = "head" if number == 0 else ""
+            if number > 0 and index == 1 and styles:
+                style = styles[number - 1]
+            text = styled(cell, style)
+            shown.append(padding + text if column in right else text + padding)
+        sys.stdout.write("  ".join(shown).rstrip() + "\n")
 
 
-def _say_rich_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], styles: Sequence[Style]
-) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column.upper(), justify="right" if column in right else "left")
-    for number, row in enumerate(rows):
-        style = _RICH_STYLES[styles[number]] if styles else ""
-        # Text, because a plain str would be read as markup.
-        table.add_row(*(Text(cell, style=style if index == 1 else "") for index, cell in enumerate(row)))
-    Console().print(table)
+def _cell(text: str) -> str:
+    return clean(text).replace("\n", " ")

@@ -42,10 +42,13 @@ def test_json_is_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in out
 
 
-@pytest.mark.parametrize(("term", "coloured"), [("xterm-256color", True), ("dumb", False)])
-def test_a_terminal_gets_colour_if_it_has_any(term: str, coloured: bool) -> None:
+@pytest.mark.parametrize(
+    ("term", "more", "coloured"),
+    [("xterm-256color", {}, True), ("dumb", {}, False), ("xterm-256color", {"NO_COLOR": "1"}, False)],
+)
+def test_a_terminal_gets_colour_if_it_has_any(term: str, more: dict[str, str], coloured: bool) -> None:
     ours, theirs = pty.openpty()
-    environ = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    environ = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | more
     subprocess.run(
         [sys.executable, "-c", TABLE],
         stdout=theirs,
@@ -57,4 +60,5 @@ def test_a_terminal_gets_colour_if_it_has_any(term: str, coloured: bool) -> None
     os.close(ours)
     assert "[red]x" in text, "a name was read as markup"
     assert ("\x1b[32mready" in text) == coloured
+    assert ("\x1b" in text) == coloured
     assert "\x1b[2J" not in text
