@@ -347,3 +347,15 @@ def test_fit_asks_the_supervisor_and_needs_none(service: Service, tmp_path: Path
 @pytest.mark.parametrize("verb", ["load", "unload", "fit", "info"])
 def test_a_name_that_nobody_knows_gets_the_near_ones(service: Service, verb: str) -> None:
     assert "Did you mean qwen-small?" in refused(service.cli(verb, "qwen-smal"))
+
+
+def test_log_lines_that_a_full_disk_cost_are_told(tmp_path: Path) -> None:
+    """A folder in the log's place refuses each line, as a full disk does."""
+    folder = write_fake_model(tmp_path / "model", Load(stderr=("one", "two")))
+    config = models_config(chatty=folder) + "[memory]\nspare = false\n"
+    with Service(tmp_path / "home", fake=True, config=config) as service:
+        (service.home / "logs" / "worker-chatty.log").mkdir()
+        assert service.chat("chatty").status_code == 200
+        assert "2 log lines are lost" in said(service.cli("status"))
+        assert "warn  logs           2 lines could not be written" in said(service.cli("doctor", "--quick"))
+        assert 'lost_log_lines_total{model="chatty"} 2.0' in service.client.get("/metrics").text
