@@ -249,9 +249,9 @@ def test_a_stream_that_waits_for_a_lease_is_pinged(service: Service) -> None:
 
     def hold() -> None:
         with service.client.stream("POST", "/api/lease", json={}) as response:
-            for line in response.iter_lines():
-                if json.loads(line)["state"] == "leased":
-                    break
+            lines = response.iter_lines()  # its end would be the connection's
+            while json.loads(next(lines))["state"] != "leased":
+                pass
             released.wait(40)
 
     holder = threading.Thread(target=hold)
@@ -267,7 +267,7 @@ def test_a_stream_that_waits_for_a_lease_is_pinged(service: Service) -> None:
             answer = b""
             while b": ping" not in answer:
                 piece = connection.recv(65536)
-                assert piece
+                assert piece, answer
                 answer += piece
             released.set()
             while piece := connection.recv(65536):

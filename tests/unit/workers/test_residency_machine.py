@@ -11,7 +11,7 @@ from supervisor.workers.actions import Traits
 from tests.unit.workers.residency_world import BY_ID, MODELS, World
 
 LARGEST = sum(model.cost_bytes for model in MODELS)
-WALK_STEPS = 1_500_000
+WALK_STEPS = 500_000
 
 
 class Machine(RuleBasedStateMachine):
