@@ -109,7 +109,7 @@ def test_a_draft_is_found_by_its_name_and_tells_what_it_was_good_for(service: Se
 @pytest.mark.timeout(120)
 def test_the_first_model_goes_on_while_a_second_is_started(service: Service) -> None:
     service.client.post("/api/models/tiny/unload").raise_for_status()
-    with service.stream(STARTER, "Count to one hundred.", max_tokens=60, temperature=0) as stream:
+    with service.stream(STARTER, "Count to one hundred.", max_tokens=24, temperature=0) as stream:
         next(stream)
         assert service.chat("tiny").status_code == 200
         assert list(stream)[-1] == "[DONE]"

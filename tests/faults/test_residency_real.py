@@ -48,6 +48,7 @@ async def chat(bench: Bench, entry: ModelEntry) -> int:
         return slot.generation
 
 
+@pytest.mark.slow
 async def test_a_real_worker_serves_dies_comes_back_and_makes_room(tmp_path: Path) -> None:
     async with running(tmp_path, room=1, spare=True, watch=WATCH, command=WORKER) as bench:
         a, b = tiny("a"), tiny("b")

@@ -104,6 +104,7 @@ async def test_a_stop_in_the_middle_of_proposals(plain: Worker) -> None:
         assert await worker.text(TEXT, max_tokens=60) == whole
 
 
+@pytest.mark.slow
 async def test_streams_that_join_and_leave_each_other(plain: Worker, drafted: Worker) -> None:
     lengths = [90, 20, 50, 7]
     expected = [await plain.text(f"{TEXT} {length}", max_tokens=length) for length in lengths]

@@ -65,6 +65,7 @@ async def test_texts_of_like_meaning_have_like_vectors(worker: Worker) -> None:
     assert np.dot(cat, stock) < 0.2
 
 
+@pytest.mark.slow
 async def test_padding_changes_nothing_and_vectors_are_means(worker: Worker, states: Any) -> None:
     texts = ["Hello", "A longer text than the first one is", "Hi there", "a b c " * 40]
     for text, vector in zip(texts, vectors(await embed(worker, texts)), strict=True):

@@ -26,6 +26,7 @@ def chunks(lines: Any) -> list[Any]:
     return [event if event == "[DONE]" else json.loads(event) for event in data]
 
 
+@pytest.mark.slow
 def test_a_spare_costs_nothing_and_a_worker_survives_being_stopped_and_ends_gracefully() -> None:
     """One process for several questions, because each start costs seconds."""
     with worker_process() as worker:

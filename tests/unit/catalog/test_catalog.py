@@ -56,7 +56,7 @@ def test_our_own_folder_is_listed(home: Home) -> None:
 def test_an_empty_catalog_says_how_to_get_a_model(home: Home) -> None:
     catalog = Catalog(home, Settings())
     assert catalog.entries() == []
-    assert "mlx-supervisor import" in refusal(catalog, "any").message
+    assert "mlx-supervisor pull" in refusal(catalog, "any").message
 
 
 def test_refresh_sees_what_came_and_went(home: Home) -> None:
