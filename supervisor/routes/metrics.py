@@ -101,6 +101,11 @@ class _Everything(Collector):
             ("requests_queued", "Requests that wait for a worker.", lambda worker: worker.queued),
             ("worker_restarts", "Spawns that replaced a dead worker.", lambda worker: worker.restarts),
             ("worker_footprint_bytes", "What the process holds.", lambda worker: worker.footprint_bytes),
+            (
+                "worker_estimate_bytes",
+                "What it was expected to hold before its first load.",
+                lambda worker: worker.estimate_bytes,
+            ),
             ("worker_idle_seconds", "Since the last answer.", lambda worker: worker.idle_s),
             (
                 "worker_active_bytes",

@@ -10,8 +10,8 @@ from supervisor.settings.model import ModelSettings
 _WIDTH: Final = 100
 _HEAD: Final = """\
 # Settings of mlx-supervisor. What is commented out has the value shown; remove the `#` to change it.
-# `mlx-supervisor config check` reads this file and says what is wrong with it; a running supervisor takes a
-# change over with its next start.
+# `mlx-supervisor config check` reads this file and says what is wrong with it; `mlx-supervisor reload` has a
+# running supervisor take a change over.
 """
 _MODEL_HEAD: Final = """\
 # A table for each model that shall differ, by its id (`mlx-supervisor list` shows them). It takes every key

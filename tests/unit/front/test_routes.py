@@ -178,6 +178,8 @@ async def test_metrics_are_readable_by_prometheus(tmp_path: Path) -> None:
     assert {sample.labels["model"]: sample.value for sample in lost} == {"": 0, "fake": 5}
     states = families["mlx_supervisor_worker_state"].samples
     assert [sample.labels["state"] for sample in states if sample.value == 1] == ["ready"]
+    for name in ("worker_footprint_bytes", "worker_estimate_bytes"):
+        assert [sample.labels for sample in families[f"mlx_supervisor_{name}"].samples] == [{"model": "fake"}]
 
 
 async def test_the_dashboard_shows_metrics_that_are_there(tmp_path: Path) -> None:
