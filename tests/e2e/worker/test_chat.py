@@ -56,7 +56,8 @@ async def test_a_stream_is_role_then_content_then_the_end() -> None:
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + [
         "length"
     ]
-    assert len(chunks) == 1 + 16 + 1, "one event for each step"
+    # Steps that a busy machine lets pile up share an event.
+    assert 1 + 1 + 1 <= len(chunks) <= 1 + 16 + 1, "one event for each step at most"
     assert content(chunks) == whole
 
 
