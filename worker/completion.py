@@ -6,14 +6,13 @@ A Request becomes a prompt, waits for a row, and comes back as a stream of reply
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Final, TypeVar
 
 import msgspec
 
-from shared.errors import PublicError, invalid
+from shared.errors import PublicError
 from shared.launch import Effort
 from shared.launch import Sampling as SamplingDefaults
 from worker.adapters import Mounts
@@ -25,12 +24,11 @@ from worker.engine.sampling import seed_of
 from worker.engine.thread import Engine
 from worker.guides import Guide, Guides
 from worker.model.loading import Model
+from worker.prompts import Prompts
 from worker.reply import Account, Choices, Reply
 from worker.request import Request, resolve
 from worker.text.assembler import Assembler
-from worker.text.boundaries import boundaries
 from worker.text.logprobs import TokenTexts
-from worker.text.template import unsupported
 from worker.text.thinking import says_thinking, thinking_arguments
 
 T = TypeVar("T")
@@ -39,12 +37,6 @@ _FORESEEN: Final = 2048
 """Tokens of an answer that memory is kept free for, when it may be longer: few answers are."""
 _AHEAD: Final = 256
 """Tokens that an answer which became longer is still expected to have."""
-_TAIL: Final = 16
-"""Tokens at the end of a prompt that tell how the answer begins."""
-_MAX_COUNTED_CHARACTERS: Final = 16 * 2**20
-"""A prompt that is only counted may be this long: nothing else is prepared meanwhile."""
-_NORMALISED: Final = 4
-"""Characters that a tokenizer may make one of, at most."""
 
 
 class Completions:
@@ -76,10 +68,8 @@ class Completions:
         self.mounts = mounts
         self._numbers = itertools.count(1)
         self._replies: dict[int, Reply] = {}
-        # A thread of its own: a long conversation takes a while to render and tokenise. One, because
-        # tokenizers change their state while they work.
-        self._preparation = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-        self._guides = Guides(model, engine, self.in_preparation)
+        self.prompts = Prompts(model_id, model)
+        self._guides = Guides(model, engine, self.prompts.run)
         self._turns: dict[int, Turn] = {}
         self.texts = TokenTexts(model.tokenizer, model.detokenizers)
 
@@ -111,7 +101,7 @@ class Completions:
         lease: Lease | None = None,
     ) -> AsyncIterator[Choices]:
         """As `open`, for all answers that `requests`, which came as one, want."""
-        self.check_writes()
+        self.prompts.check_writes()
         wanted = sum(request.n for request in requests)
         if wanted > self._admission.capacity:
             raise PublicError(
@@ -136,11 +126,12 @@ class Completions:
                 request = guide.request
                 if guide.warning is not None:
                     warnings.append(guide.warning)
-                prompt = await self.tokens(request)
+                prompt = await self.prompts.tokens(request)
                 self._admission.check(len(prompt) + min(self._longest(request, prompt), _FORESEEN))
-                cuts = await self._boundaries(request, prompt)
+                # For a model whose state can't be cut back, where to keep it.
+                cuts = () if self._state.cuttable else await self.prompts.boundaries(request, prompt)
                 await self.restore(prompt, adapter=adapter, session=request.session)
-                end = await self._end(prompt) if guide.reads_prompt else ""
+                end = await self.prompts.end(prompt) if guide.reads_prompt else ""
                 guide = await self._guides.settle(guide, end)
                 family = next(self._numbers) if request.n > 1 else None
                 groups.append(
@@ -222,16 +213,7 @@ class Completions:
 
     def close(self) -> None:
         self._guides.close()
-        self._preparation.shutdown(wait=False, cancel_futures=True)
-
-    async def in_preparation(self, work: Callable[[], T]) -> T:
-        """Do `work` on the thread that the tokenizer belongs to."""
-        return await asyncio.get_running_loop().run_in_executor(self._preparation, work)
-
-    async def tokens(self, request: Request) -> list[int]:
-        """The prompt of `request`. Raises PublicError 400 for what the model can't take, else 501."""
-        self.check_writes()
-        return await self.in_preparation(lambda: self._tokenise(request))
+        self.prompts.close()
 
     async def count(self, request: Request) -> int:
         """Tokens of the prompt of `request`, which may be more than fit.
@@ -239,107 +221,16 @@ class Completions:
         Raises PublicError: 400, or 413 for more than is worth counting.
         """
         guide = await self._guides.prepare(request)
-        return len(await self.in_preparation(lambda: self._chat_tokens(guide.request, fits=False)))
+        return await self.prompts.count(guide.request)
 
     async def restore(self, prompt: list[int], *, adapter: str, session: str | None) -> None:
         """Bring what is saved of `prompt` into the prompt cache; `adapter` is an identity."""
         await self._state.restore(prompt, adapter=adapter, session=session)
 
-    def pieces(self, tokens: Sequence[int]) -> tuple[list[str], list[int]]:
-        """The text that each token adds, and where it begins, in characters."""
-        detokenizer = self.model.detokenizers.new()
-        pieces = [detokenizer.push(token) for token in tokens]
-        offsets = [0, *itertools.accumulate(map(len, pieces))]
-        return [*pieces, detokenizer.flush()], offsets[: len(tokens)]
-
-    async def _end(self, prompt: list[int]) -> str:
-        """The text that a prompt ends with."""
-        tail = prompt[-_TAIL:]
-        return str(await self.in_preparation(lambda: self.model.tokenizer.decode(tail)))
-
-    async def _boundaries(self, request: Request, prompt: list[int]) -> tuple[int, ...]:
-        """Where the prompt's state should be kept, for a model whose state can't be cut back."""
-        if self._state.cuttable or not request.messages:
-            return ()
-        return await self.in_preparation(lambda: boundaries(self.model.template, request, prompt))
-
-    def check_writes(self) -> None:
-        """Raises PublicError 501 for a model that can't."""
-        if not self.model.writes:
-            raise PublicError(
-                501,
-                "unsupported",
-                f"{self.model_id!r} is an embedding model: it makes vectors, at /v1/embeddings, and no text.",
-            )
-
     def _longest(self, request: Request, prompt: list[int]) -> int:
         """Tokens that the answer may have."""
         room = self.model.context_window - len(prompt)
         return room if request.max_tokens is None else min(room, request.max_tokens)
-
-    def _tokenise(self, request: Request) -> list[int]:
-        self._check_tokens((token for token, _ in request.sampling.logit_bias), "logit_bias")
-        self._check_tokens(request.stop_tokens, "stop_token_ids")
-        param = "messages" if request.prompt is None else "prompt"
-        if isinstance(request.prompt, tuple):
-            self._check_tokens(request.prompt, param)
-            prompt = list(request.prompt)
-        elif isinstance(request.prompt, str):
-            self._check_length(request.prompt, param)
-            prompt = self._text_tokens(request.prompt)
-        else:
-            prompt = self._chat_tokens(request)
-        if not prompt:
-            raise invalid("There is nothing to complete: the prompt has no tokens.", param=param)
-        if len(prompt) >= self.model.context_window:
-            raise self._too_long(str(len(prompt)), param)
-        return prompt
-
-    def _chat_tokens(self, request: Request, *, fits: bool = True) -> list[int]:
-        template = self.model.template
-        if not template.usable:
-            raise unsupported(self.model_id)
-        text = template.render(request)
-        if fits:
-            self._check_length(text, "messages")
-        elif len(text) > _MAX_COUNTED_CHARACTERS:
-            raise PublicError(
-                413, "prompt_too_large", f"Prompts of up to {_MAX_COUNTED_CHARACTERS} characters are counted."
-            )
-        return template.encode(text)
-
-    def _text_tokens(self, text: str) -> list[int]:
-        """With what the tokenizer puts around a text; of no text that which begins one."""
-        tokenizer = self.model.tokenizer
-        tokens: list[int] = tokenizer.encode(text) if text else []
-        if not tokens:
-            begin = tokenizer.bos_token_id
-            tokens = [] if begin is None else [int(begin)]
-        return tokens
-
-    def _check_tokens(self, tokens: Iterable[int], param: str) -> None:
-        size = self.model.vocabulary
-        for token in tokens:
-            if not 0 <= token < size:
-                raise invalid(
-                    f"`{param}` has the token id {token}; this model's are 0 to {size - 1}.", param=param
-                )
-
-    def _check_length(self, text: str, param: str) -> None:
-        # Tokens of text take a hundred times its memory, so what can't possibly fit is not tokenised. The
-        # margin is for tokenizers that drop or join characters first.
-        fewest = len(text) // (_NORMALISED * self.model.longest_token)
-        if fewest >= self.model.context_window:
-            raise self._too_long(f"at least {fewest}", param)
-
-    def _too_long(self, tokens: str, param: str) -> PublicError:
-        return PublicError(
-            400,
-            "context_length_exceeded",
-            f"The context window of this model is {self.model.context_window} tokens, and the prompt has "
-            f"{tokens}. Shorten the {param}.",
-            param=param,
-        )
 
     def _thoughtful(self, request: Request) -> Request:
         """`request` with what the settings tell the template, of thinking above all, where it does not say

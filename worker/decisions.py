@@ -74,12 +74,10 @@ class Decisions:
         session: str | None = None,
     ) -> Decided:
         """`param` is the field of the material, `adapter` a name. Raises PublicError."""
-        self._completions.check_writes()
+        self._completions.prompts.check_writes()
         identity = self._completions.mounts.identity(adapter)
         async with self._jobs.open("decisions", adapter=identity) as job:
-            prepared = await self._completions.in_preparation(
-                lambda: self._prepare(material, questions, param)
-            )
+            prepared = await self._completions.prompts.run(lambda: self._prepare(material, questions, param))
             await self._completions.restore(prepared.prefix, adapter=identity, session=session)
             work = self._scorer.score(prepared.prefix, prepared.ballots, adapter=identity, session=session)
             scores = await job.run(work, prompt_tokens=prepared.input_tokens, length=prepared.length)

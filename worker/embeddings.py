@@ -60,7 +60,7 @@ class Embeddings:
         """
         async with self._jobs.open("embeddings") as job:
             prompt = self._prompt(kind, instruction)
-            tokens = await self._completions.in_preparation(
+            tokens = await self._completions.prompts.run(
                 lambda: [
                     self._tokens(text, prompt, param if isinstance(texts, str) else f"{param}[{i}]", truncate)
                     for i, text in enumerate(texts)

@@ -36,7 +36,7 @@ WORKER_FLOORS = (
     ("admin", "api"),
     ("decisions", "embeddings"),
     ("completion",),
-    ("adapters", "guides", "reply"),
+    ("adapters", "guides", "prompts", "reply"),
     ("engine", "text", "model", "gguf", "request", "shard"),
     ("serving", "terminal"),
 )

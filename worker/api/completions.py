@@ -57,7 +57,7 @@ class TextCompletions:
             echoes: list[_Echo | None] = [None] * len(requests)
             if asked.echo:
                 for index, request in enumerate(requests):
-                    tokens = await self._completions.tokens(request)
+                    tokens = await self._completions.prompts.tokens(request)
                     echoes[index] = await self._echo(request, tokens)
                     requests[index] = msgspec.structs.replace(request, prompt=tuple(tokens))
             answers = [
@@ -78,7 +78,8 @@ class TextCompletions:
 
     async def _echo(self, request: Request, tokens: list[int]) -> _Echo:
         completions = self._completions
-        pieces, offsets = await completions.in_preparation(lambda: completions.pieces(tokens))
+        prompts = completions.prompts
+        pieces, offsets = await prompts.run(lambda: prompts.pieces(tokens))
         text = request.prompt if isinstance(request.prompt, str) else "".join(pieces)
         if request.logprobs is None:
             return _Echo(text, [], None, len(tokens))
