@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 Level = Literal["info", "warning", "error"]
 Field = str | int | float | bool | None
+
+FINISHED: Final = "request.finished"
+"""The one kind of event that every request makes."""
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -1,6 +1,8 @@
 """An event as a line: for the log file, and shorter for a person who watches."""
 
+import functools
 import json
+import re
 import time
 from typing import Final
 
@@ -10,6 +12,8 @@ from supervisor.telemetry.events import Event, Field
 _LONGEST_TEXT: Final = 4000
 """Characters of one text in a log line."""
 _SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_PLAIN_WORD: Final = re.compile(r"[!#-<>-\[\]-~]{1,200}")
+"""Most words: ASCII without anything that wants quotes."""
 
 
 def log_line(event: Event) -> bytes:
@@ -39,7 +43,13 @@ def json_line(event: Event) -> bytes:
 def timestamp(at: float) -> str:
     """Seconds since 1970 as `2026-03-01T09:30:00.125Z`."""
     seconds, thousandths = divmod(int(at * 1000), 1000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{thousandths:03d}Z"
+    return f"{_clock(seconds)}.{thousandths:03d}Z"
+
+
+@functools.lru_cache(maxsize=8)
+def _clock(seconds: int) -> str:
+    # Lines of one second have the most of it in common.
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def escaped(text: str) -> str:
@@ -55,14 +65,18 @@ def _escape(character: str) -> str:
 
 
 def _shown(value: Field) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.6g}"
-    return str(value) if isinstance(value, int) else _word(str(value))
+    if isinstance(value, str):
+        return _word(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
 
 
 def _word(text: str) -> str:
+    if _PLAIN_WORD.fullmatch(text):
+        return text
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_LONGEST_TEXT]}… ({len(text)} characters)"
     if text and text.isprintable() and not any(sign in text for sign in ' "=\\'):

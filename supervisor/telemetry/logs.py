@@ -4,27 +4,36 @@ A disk that is full or a folder that can't be written loses lines, which are cou
 doesn't scroll (Ctrl-S) loses lines too. Neither ever stops the event loop with an error.
 """
 
+import asyncio
 import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, TextIO
 
 from supervisor.telemetry.appendfile import USUAL_LIMITS, AppendFile, LogLimits
-from supervisor.telemetry.events import Event, Events
+from supervisor.telemetry.events import FINISHED, Event, Events
 from supervisor.telemetry.lines import json_line, log_line, terminal_line
 
 _CALLS: Final = 8
 """Innermost calls of a traceback that are kept."""
 _TERMINAL_LINES: Final = 1000
 """Lines that wait for a terminal that doesn't take them."""
+_GATHER_S: Final = 0.2
+_GATHER_BYTES: Final = 16 * 1024
+"""So long, and so much of them, the lines of finished requests wait for each other."""
 
 
 class LogFile:
-    """Appends events to a file as lines; what can't be written is dropped and counted."""
+    """Appends events to a file as lines; what can't be written is dropped and counted.
+
+    Every request makes a line, so those are gathered and written together, within `_GATHER_S`. Any other
+    line is written at once, with what was gathered before it.
+    """
 
     def __init__(
         self,
@@ -38,6 +47,11 @@ class LogFile:
         self._file = AppendFile(path, limits)
         self._line = line
         self._on_lost = on_lost
+        self._gather_bytes = min(_GATHER_BYTES, limits.size_bytes // 2)
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+        self._timed = False
+        """A timer will flush; one that comes late finds nothing to do."""
         self._untold = 0
         self.dropped = 0
         """Lines that were lost since the start."""
@@ -45,18 +59,56 @@ class LogFile:
     def write(self, event: Event) -> None:
         """Append the event. A subscriber of `Events`."""
         line = self._line(event)
+        self._gathered.append(line)
+        self._gathered_bytes += len(line)
+        if event.kind != FINISHED or self._gathered_bytes >= self._gather_bytes or not self._is_timed():
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was gathered. Never raises."""
+        lines, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if not lines:
+            return
         if self._untold:
-            missing = Event(event.at, "log.dropped", "warning", {"lines": self._untold})
-            line = self._line(missing) + line
-        if self._file.append(line) == len(line):
-            self._untold = 0
-        else:
-            self.dropped += 1
-            self._untold += 1
-            if self._on_lost is not None:
-                self._on_lost(1)
+            missing = Event(time.time(), "log.dropped", "warning", {"lines": self._untold})
+            lines.insert(0, self._line(missing))
+        left = self._file.append(b"".join(lines))
+        for number, line in enumerate(lines):
+            left -= len(line)
+            if left < 0:
+                self._lose(lines, number)
+                return
+        self._untold = 0
+
+    def _lose(self, lines: list[bytes], first: int) -> None:
+        """Those from `first` on are not there, or not whole. The one that tells of others is none itself."""
+        lost = len(lines) - first
+        if self._untold:
+            if first == 0:
+                lost -= 1
+            else:
+                self._untold = 0
+        self._untold += lost
+        self.dropped += lost
+        if self._on_lost is not None:
+            self._on_lost(lost)
+
+    def _is_timed(self) -> bool:
+        """Whether somebody will flush; without an event loop nobody does."""
+        if not self._timed:
+            try:
+                asyncio.get_running_loop().call_later(_GATHER_S, self._flush_timed)
+            except RuntimeError:
+                return False
+            self._timed = True
+        return True
+
+    def _flush_timed(self) -> None:
+        self._timed = False
+        self.flush()
 
     def close(self) -> None:
+        self.flush()
         self._file.close()
 
 

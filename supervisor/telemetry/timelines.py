@@ -1,22 +1,25 @@
 """What became of each of the last requests, and when: `GET /stats?request=ID`, and an event for each.
 
 The front and the relay mark what they see, and the model's worker tells of the rest by the id that it was
-given. All processes read one monotonic clock.
+given. All processes read one monotonic clock. A request keeps one record of moments, its mark: what is shown,
+told and logged of it is made of that when somebody wants it.
 """
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Final
 
 import msgspec
 
 from shared.activity import Activity, FirstToken, RequestFinished, RequestStarted
-from supervisor.telemetry.events import Events
+from supervisor.telemetry.events import FINISHED, Events
 
 KEPT: Final = 1000
 _LATE_S: Final = 1.0
 """What the worker tells may come so long after the end of the answer."""
+_PAUSE_S: Final = 0.1
+"""Between two looks for those of which it has not told by then, at least."""
 
 
 class Timeline(msgspec.Struct, omit_defaults=True):
@@ -50,24 +53,66 @@ class Timeline(msgspec.Struct, omit_defaults=True):
     tokens_out: int | None = None
 
 
-class Mark:
-    """Writes one timeline."""
+class Mark(msgspec.Struct, gc=False, eq=False):
+    """The record of one request: moments of the monotonic clock, None for what did not happen.
 
-    __slots__ = ("_came", "line")
+    A thousand are kept and nothing in them refers to anything, so the garbage collector need not know them.
+    """
 
-    def __init__(self, line: Timeline, came: float) -> None:
-        self.line = line
-        self._came = came
-
-    def since(self, now: float | None = None) -> float:
-        """Milliseconds from when the request came to `now`, which is the monotonic clock's."""
-        return round(1000 * ((time.monotonic() if now is None else now) - self._came), 3)
+    id: str
+    route: str
+    came_at: float
+    wall: float
+    """When it came by the wall clock, seconds since 1970."""
+    model: str | None = None
+    model_state: str | None = None
+    parsed_at: float | None = None
+    placed_at: float | None = None
+    prepared_at: float | None = None
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    ended_at: float | None = None
+    status: int | None = None
+    ended: str | None = None
+    tokens_in: int | None = None
+    tokens_cached: int | None = None
+    tokens_out: int | None = None
+    told: bool = False
+    """Whether the event of its end was told."""
 
     def parsed(self, model: str, state: str | None) -> None:
-        self.line.model, self.line.model_state, self.line.parsed_ms = model, state, self.since()
+        """Its body is there and its model is known."""
+        self.model, self.model_state, self.parsed_at = model, state, time.monotonic()
 
     def placed(self) -> None:
-        self.line.placed_ms = self.since()
+        """It has a place at a ready worker."""
+        self.placed_at = time.monotonic()
+
+    def timeline(self) -> Timeline:
+        """What is shown of it."""
+        return Timeline(
+            self.id,
+            self.wall,
+            self.route,
+            self.model,
+            self.model_state,
+            self._ms(self.parsed_at),
+            self._ms(self.placed_at),
+            self._ms(self.prepared_at),
+            self._ms(self.admitted_at),
+            self._ms(self.first_token_at),
+            self._ms(self.last_token_at),
+            self._ms(self.ended_at),
+            self.status,
+            self.ended,
+            self.tokens_in,
+            self.tokens_cached,
+            self.tokens_out,
+        )
+
+    def _ms(self, at: float | None) -> float | None:
+        return None if at is None else round(1000 * (at - self.came_at), 3)
 
 
 class Timelines:
@@ -78,25 +123,31 @@ class Timelines:
         self._marks: OrderedDict[str, Mark] = OrderedDict()
         self._running: dict[tuple[str, str], Mark] = {}
         """By model and the worker's own name of it."""
-        self._untold: dict[int, tuple[Mark, asyncio.TimerHandle]] = {}
+        self._untold: deque[Mark] = deque()
+        """Those whose answers are over, in that order. Some were told of since."""
+        self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, name: str, route: str, came: float) -> Mark:
-        """A request that came when the monotonic clock was at `came`."""
-        mark = Mark(Timeline(name, time.time(), route), came)
-        self._marks.pop(name, None)
-        self._marks[name] = mark
-        if len(self._marks) > KEPT:
-            self._marks.popitem(last=False)
+    def begin(self, name: str, route: str, came_at: float) -> Mark:
+        """A request that came when the monotonic clock was at `came_at`."""
+        mark = Mark(name, route, came_at, time.time())
+        marks = self._marks
+        if name in marks:
+            del marks[name]
+        marks[name] = mark
+        if len(marks) > KEPT:
+            marks.popitem(last=False)
         return mark
 
     def end(self, mark: Mark, status: int) -> None:
         """The answer is over."""
-        mark.line.ended_ms, mark.line.status = mark.since(), status
-        if mark.line.ended is not None:
+        mark.ended_at, mark.status = time.monotonic(), status
+        if mark.ended is not None:
             self._tell(mark)
             return
-        timer = asyncio.get_running_loop().call_later(_LATE_S, self._tell_late, id(mark))
-        self._untold[id(mark)] = (mark, timer)
+        # One timer for all of them, set for the first.
+        self._untold.append(mark)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LATE_S, self._tell_late)
 
     def hear(self, model: str, activity: Activity) -> None:
         """A worker tells of a request."""
@@ -104,12 +155,11 @@ class Timelines:
             case RequestStarted(request_id=str(name)) if name in self._marks:
                 mark = self._marks[name]
                 self._running[model, activity.id] = mark
-                mark.line.prepared_ms = mark.since(activity.at)
-                mark.line.tokens_in = activity.prompt_tokens
+                mark.prepared_at, mark.tokens_in = activity.at, activity.prompt_tokens
             case FirstToken():
                 if (found := self._running.get((model, activity.id))) is not None:
-                    found.line.first_token_ms = found.since(activity.at)
-                    found.line.admitted_ms = found.since(activity.at - activity.ttft_s + activity.queued_s)
+                    found.first_token_at = activity.at
+                    found.admitted_at = activity.at - activity.ttft_s + activity.queued_s
             case RequestFinished():
                 if (found := self._running.pop((model, activity.id), None)) is not None:
                     self._finished(found, activity)
@@ -117,37 +167,46 @@ class Timelines:
                 pass
 
     def _finished(self, mark: Mark, activity: RequestFinished) -> None:
-        line = mark.line
-        line.last_token_ms, line.ended = mark.since(activity.at), activity.reason
-        line.tokens_in, line.tokens_cached = activity.prompt_tokens, activity.cached_tokens
-        line.tokens_out = activity.completion_tokens
-        untold = self._untold.pop(id(mark), None)
-        if untold is not None:
-            untold[1].cancel()
+        mark.last_token_at, mark.ended = activity.at, activity.reason
+        mark.tokens_in, mark.tokens_cached = activity.prompt_tokens, activity.cached_tokens
+        mark.tokens_out = activity.completion_tokens
+        if mark.ended_at is not None and not mark.told:
             self._tell(mark)
 
     def find(self, name: str) -> Timeline | None:
         """The timeline of the last request that was called so."""
         mark = self._marks.get(name)
-        return None if mark is None else mark.line
+        return None if mark is None else mark.timeline()
 
     def running(self) -> list[Timeline]:
         """Of requests that are not over, the oldest first."""
-        return [mark.line for mark in self._marks.values() if mark.line.ended_ms is None]
+        return [mark.timeline() for mark in self._marks.values() if mark.ended_at is None]
 
     def close(self) -> None:
         """Tell of what nothing more will be heard about."""
-        for mark, timer in list(self._untold.values()):
-            timer.cancel()
-            self._tell(mark)
-        self._untold.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._tell_ended_before(time.monotonic())
 
-    def _tell_late(self, key: int) -> None:
-        mark, _ = self._untold.pop(key)
-        self._tell(mark)
+    def _tell_late(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        self._tell_ended_before(now - _LATE_S)
+        if self._untold:
+            due_s = (self._untold[0].ended_at or now) + _LATE_S - now
+            self._timer = asyncio.get_running_loop().call_later(max(due_s, _PAUSE_S), self._tell_late)
+
+    def _tell_ended_before(self, moment: float) -> None:
+        untold = self._untold
+        while untold and (untold[0].told or (untold[0].ended_at or 0.0) <= moment):
+            mark = untold.popleft()
+            if not mark.told:
+                self._tell(mark)
 
     def _tell(self, mark: Mark) -> None:
-        fields = msgspec.to_builtins(mark.line)
+        mark.told = True
+        fields = msgspec.to_builtins(mark.timeline())
         fields["request"] = fields.pop("id")
         fields.pop("received_at")
-        self._events.emit("request.finished", **fields)
+        self._events.emit(FINISHED, **fields)

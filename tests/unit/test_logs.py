@@ -331,3 +331,64 @@ def test_json_lines_are_objects_and_break_nothing(tmp_path: Path, events: Events
     record = json.loads(line)
     assert record.pop("time").endswith("Z")
     assert record == {"level": "warning", "event": "request.refused", "path": NASTY, "pid": 7, "ok": True}
+
+
+# Lines of finished requests, which are gathered.
+
+
+def finished(events: Events, *numbers: int) -> None:
+    for number in numbers:
+        events.emit("request.finished", request=str(number))
+
+
+async def test_lines_of_requests_are_written_soon_and_in_order(log: Path, events: Events) -> None:
+    finished(events, 1, 2)
+    assert log.read_text() == "", "they wait for each other"
+    async with asyncio.timeout(10):
+        while not log.read_text():  # noqa: ASYNC110  # nobody tells when a file was written
+            await asyncio.sleep(0.02)
+    finished(events, 3)
+    events.emit("worker.ready", model="m")
+    finished(events, 4)
+    lines = log.read_text().splitlines()
+    assert [line.partition(" info ")[2] for line in lines] == [
+        "request.finished request=1",
+        "request.finished request=2",
+        "request.finished request=3",
+        "worker.ready model=m",
+    ]
+
+
+async def test_an_error_and_the_end_leave_no_line_behind(tmp_path: Path, events: Events) -> None:
+    path = tmp_path / "supervisor.log"
+    logs = Logs(path, events)
+    finished(events, 1)
+    logging.getLogger("asyncio").error("a task failed")
+    assert path.read_text().count("\n") == 2
+    finished(events, 2)
+    logs.close()
+    assert path.read_text().endswith("request=2\n")
+
+
+async def test_many_lines_do_not_wait(log: Path, events: Events) -> None:
+    finished(events, *range(1000))
+    assert log.read_text().count("\n") > 500
+
+
+def test_without_a_loop_nothing_waits(log: Path, events: Events) -> None:
+    finished(events, 1)
+    assert log.read_text().endswith("request=1\n")
+
+
+async def test_gathered_lines_that_are_lost_are_counted_each(tmp_path: Path, events: Events) -> None:
+    folder = tmp_path / "logs"
+    logs = Logs(folder / "supervisor.log", events)
+    finished(events, 1, 2, 3)
+    events.emit("worker.ready", model="m")
+    assert logs.dropped == 4 and events.lost_lines == {"": 4}
+    folder.mkdir()
+    logs.file._file.next_try_s = 0.0
+    finished(events, 4)
+    logs.close()
+    first, second = (folder / "supervisor.log").read_text().splitlines()
+    assert first.endswith("log.dropped lines=4") and second.endswith("request=4")
