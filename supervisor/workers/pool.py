@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
@@ -45,8 +45,11 @@ from supervisor.workers.books import Books, CostSource
 from supervisor.workers.control import NoAnswer, ask_cache, ask_health, ask_to_trim
 from supervisor.workers.keeper import Keeper, Life
 from supervisor.workers.launcher import Launcher
-from supervisor.workers.leases import MachineLease, WorkerLeases
+from supervisor.workers.leases import MachineLease
 from supervisor.workers.ledger import Ledger, sweep
+from supervisor.workers.machine_leases import MachineLeases
+from supervisor.workers.preloads import Preloads
+from supervisor.workers.reload import Reload
 from supervisor.workers.residency import Residency
 from supervisor.workers.slots import Slot, SlotRequest
 from supervisor.workers.sockets import SocketFiles
@@ -92,11 +95,23 @@ class Pool:
         self._books = Books(settings.memory, machine, costs)
         self._residency = Residency(self._books.budget_bytes, max_waiting=settings.memory.max_waiting)
         self._level = Level.NORMAL
-        self._leases: dict[int, MachineLease] = {}
-        self._worker_leases = WorkerLeases(events, self._on_taken)
         self._keepers: dict[str, Keeper] = {}
         self._entries: dict[str, ModelEntry] = {}
         """What was asked for last under each id: what the next spawn loads."""
+        self._leases = MachineLeases(
+            self._residency, self._keepers, events, act=self._do, bring_back=self._bring_back
+        )
+        self._preloads = Preloads(self._books, events, self, self._run_errand)
+        self._reload = Reload(
+            policy=self._residency,
+            books=self._books,
+            keepers=self._keepers,
+            entries=self._entries,
+            catalog=catalog,
+            launcher=self._launcher,
+            preloads=self._preloads,
+            act=self._do,
+        )
         self._numbers = itertools.count(1)
         self._waiters: dict[int, asyncio.Future[Slot]] = {}
         self._todo: deque[Action] = deque()
@@ -123,29 +138,8 @@ class Pool:
             return
         named = self._settings.preload
         wanted = [entry for entry in self._catalog.entries() if entry.settings.preload or entry.id in named]
-        if not self._preload(wanted):
+        if not self._preloads.load(wanted):
             self._launcher.replenish()
-
-    def _preload(self, wanted: Iterable[ModelEntry]) -> bool:
-        """Load those of `wanted` that fit beside each other; whether there are any."""
-        free = self._books.budget_bytes
-        loads = 0
-        # Pinned ones can't be put off.
-        for entry in sorted(wanted, key=lambda entry: not entry.settings.pin):
-            cost = self._books.traits(entry).cost_bytes
-            if cost > free and entry.problem is None:
-                self._events.emit(
-                    "preload.no_room",
-                    level="warning",
-                    model=entry.id,
-                    needs_bytes=cost,
-                    budget_bytes=self._books.budget_bytes,
-                )
-                continue
-            free -= cost
-            loads += 1
-            self._run_errand(self._load_quietly(entry), f"preload of {entry.id}")
-        return loads > 0
 
     def slot(self, entry: ModelEntry, *, after: int = 0) -> AbstractAsyncContextManager[Slot]:
         """Wait for a ready worker and hold a slot of it; see `Slot`.
@@ -217,7 +211,7 @@ class Pool:
             memory=MemoryView(
                 self._residency.budget_bytes, self._residency.booked_bytes, pressure=str(self._level)
             ),
-            leases=tuple(lease.view(now) for lease in self._leases.values()),
+            leases=self._leases.views(now),
         )
 
     @property
@@ -225,8 +219,7 @@ class Pool:
         """The budget, and what models count for in it."""
         return self._books
 
-    @contextlib.asynccontextmanager
-    async def lease(self, holder: str, *, unload: bool) -> AsyncIterator[MachineLease]:
+    def lease(self, holder: str, *, unload: bool) -> AbstractAsyncContextManager[MachineLease]:
         """Want the machine: every worker finishes what it does and holds still, or with `unload` ends.
 
         Entered at once; `granted` of what it gives is done when the machine is free. Leaving gives it back.
@@ -234,58 +227,24 @@ class Pool:
         """
         if self._stopping is not None:
             raise failures.stopping()
-        lease = MachineLease(next(self._numbers), holder, unload=unload)
-        self._leases[lease.number] = lease
-        loaded = [keeper.id for keeper in self._keepers.values() if keeper.state not in ("gone", "failed")]
-        self._events.emit("lease.asked", holder=holder, unload=unload)
-        try:
-            self._do(self._residency.lease_asked(lease.number, self._loop.time(), unload=unload))
-            yield lease
-        finally:
-            del self._leases[lease.number]
-            held_s = round(self._loop.time() - lease.since_s, 3) if lease.granted.done() else None
-            self._events.emit("lease.ended", holder=holder, held_s=held_s)
-            self._do(self._residency.lease_ended(lease.number, self._loop.time()))
-            self._plan_tick()
-            if unload and self._stopping is None:
-                self._bring_back(loaded)
+        return self._leases.hold(holder, unload=unload)
 
     def _bring_back(self, loaded: list[str]) -> None:
-        """Load what was unloaded for a lease and is to be there without a request."""
-        self._preload(
-            entry
-            for model_id in loaded
-            if (entry := self._entries.get(model_id)) is not None
-            and (entry.settings.pin or entry.settings.preload)
-            and self._residency.phase(model_id) in ("absent", "stopping")
-        )
+        """A lease is over, for which these were unloaded: load what is to be there without a request."""
+        self._plan_tick()
+        if self._stopping is None:
+            self._preloads.load(
+                entry
+                for model_id in loaded
+                if (entry := self._entries.get(model_id)) is not None
+                and (entry.settings.pin or entry.settings.preload)
+                and self._residency.phase(model_id) in ("absent", "stopping")
+            )
 
     def configure(self, settings: Settings) -> None:
         """These settings count from now on, and the catalog has the models that they make."""
         before, self._settings = self._settings, settings
-        now = self._loop.time()
-        self._books.configure(settings.memory)
-        for keeper in self._keepers.values():
-            keeper.configure(settings.watch, settings.memory)
-        entries = {entry.id: entry for entry in self._catalog.entries()}
-        for model_id, known in list(self._entries.items()):
-            entry = entries.get(model_id)
-            if entry is None:
-                self._do(self._residency.retire(model_id, now))
-            elif entry != known:
-                self._entries[model_id] = entry
-                self._books.forget_kill(model_id)
-                self._do(self._residency.change(self._books.traits(entry), now))
-        self._allow()
-        if settings.memory.spare != before.memory.spare:
-            self._launcher.keep_spare(settings.memory.spare)
-        self._preload(
-            entry
-            for entry in entries.values()
-            if entry.settings.preload
-            and not before.for_model(entry.id).preload
-            and self._residency.phase(entry.id) == "absent"
-        )
+        self._reload.apply(before, settings)
         self._plan_tick()
 
     @property
@@ -408,10 +367,6 @@ class Pool:
         if self._on_activity is not None:
             self._on_activity(keeper.id, activity)
 
-    def _on_taken(self, model_id: str) -> None:
-        self._keeper(model_id).note_lease(1)
-        self._do(self._residency.taken(model_id, self._loop.time()))
-
     @property
     def budget_bytes(self) -> int:
         return self._residency.budget_bytes
@@ -463,15 +418,11 @@ class Pool:
                 if (life := self._keeper(model_id).life) is not None:
                     self._run_errand(self._trim(model_id, life), f"trim of {model_id}")
             case Lease(model_id):
-                if (life := self._keeper(model_id).life) is not None:
-                    self._worker_leases.take(model_id, life)
+                self._leases.take_worker(model_id)
             case GiveBack(model_id):
-                self._worker_leases.give_back(model_id)
-                self._keeper(model_id).note_lease(0)
+                self._leases.give_worker_back(model_id)
             case Grant(number):
-                lease = self._leases[number]
-                lease.grant()
-                self._events.emit("lease.granted", holder=lease.holder, unload=lease.unload)
+                self._leases.grant(number)
 
     def _refusal(self, model_id: str, why: Why) -> PublicError:
         traits = self._books.traits(self._entries[model_id])
@@ -547,12 +498,6 @@ class Pool:
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
 
-    async def _load_quietly(self, entry: ModelEntry) -> None:
-        try:
-            await self.load(entry)
-        except PublicError as error:
-            self._events.emit("preload.failed", level="warning", model=entry.id, reason=error.message)
-
     async def _trim(self, model_id: str, life: Life) -> None:
         try:
             freed = await ask_to_trim(life.upstream, timeout_s=_TRIM_S)
@@ -571,8 +516,7 @@ class Pool:
 
     async def _shut_down(self) -> None:
         self._begun.set()
-        for lease in self._leases.values():
-            lease.take_back()
+        self._leases.take_back()
         self._do(self._residency.shutdown(self._loop.time()))
         ends = asyncio.gather(
             self._launcher.stop(grace_s=self._settings.watch.kill_grace_s),
@@ -585,7 +529,7 @@ class Pool:
             self._events.emit("workers.unkillable", level="error")
         await drop(ends)
         await drop(given_up)
-        await self._worker_leases.close()
+        await self._leases.close()
         if self._tick is not None:
             self._tick.cancel()
         if self._deadline is not None:

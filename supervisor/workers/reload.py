@@ -1,0 +1,65 @@
+"""What changed settings mean for the models that are loaded or waited for."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+from supervisor.catalog.catalog import Catalog, ModelEntry
+from supervisor.settings import Settings
+from supervisor.workers.actions import Action
+from supervisor.workers.books import Books
+from supervisor.workers.keeper import Keeper
+from supervisor.workers.launcher import Launcher
+from supervisor.workers.preloads import Preloads
+from supervisor.workers.residency import Residency
+
+
+class Reload:
+    """Tells each part what it must know. `entries` are what the next spawn of each model loads, and are
+    changed; `act` carries out actions of the policy."""
+
+    def __init__(
+        self,
+        *,
+        policy: Residency,
+        books: Books,
+        keepers: Mapping[str, Keeper],
+        entries: dict[str, ModelEntry],
+        catalog: Catalog,
+        launcher: Launcher,
+        preloads: Preloads,
+        act: Callable[[Iterable[Action]], None],
+    ) -> None:
+        self._policy = policy
+        self._books = books
+        self._keepers = keepers
+        self._entries = entries
+        self._catalog = catalog
+        self._launcher = launcher
+        self._preloads = preloads
+        self._act = act
+
+    def apply(self, before: Settings, settings: Settings) -> None:
+        """`settings` take the place of `before`, and the catalog has the models that they make."""
+        now = asyncio.get_running_loop().time()
+        self._books.configure(settings.memory)
+        for keeper in self._keepers.values():
+            keeper.configure(settings.watch, settings.memory)
+        found = {entry.id: entry for entry in self._catalog.entries()}
+        for model_id, known in list(self._entries.items()):
+            entry = found.get(model_id)
+            if entry is None:
+                self._act(self._policy.retire(model_id, now))
+            elif entry != known:
+                self._entries[model_id] = entry
+                self._books.forget_kill(model_id)
+                self._act(self._policy.change(self._books.traits(entry), now))
+        self._act(self._policy.allow(self._books.budget_bytes, settings.memory.max_waiting, now))
+        if settings.memory.spare != before.memory.spare:
+            self._launcher.keep_spare(settings.memory.spare)
+        self._preloads.load(
+            entry
+            for entry in found.values()
+            if entry.settings.preload
+            and not before.for_model(entry.id).preload
+            and self._policy.phase(entry.id) == "absent"
+        )
