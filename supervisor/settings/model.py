@@ -396,9 +396,10 @@ class ModelSettings(msgspec.Struct, frozen=True, rename={"idle_unload_s": "idle_
     hold_s: Annotated[
         float,
         Meta(
-            description="Keep it for so long after its last answer although another model wants its room, so "
-            "that two agents on two models don't make them change places at every turn. At most two further "
-            "turns; 0 keeps it not at all, which is best for one client that goes from model to model.",
+            description="Keep it for so long after its last answer although another model waits for its "
+            "room, so that two agents on two models don't make them change places at every turn. At most two "
+            "further turns. It is not kept from who comes when it rests, such as the one client there is, "
+            "who goes on to another model.",
             ge=0,
             le=3600,
             extra=DURATION,

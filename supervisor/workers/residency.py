@@ -12,9 +12,9 @@ Every event carries its time in seconds on one monotonic clock. A model is in on
 
 A *turn* of a model is what it is given between two moments of rest. When another model waits for its room
 (see `room`), the turn that runs takes in what comes within `hold` of its beginning; what comes later waits.
-At rest the model leaves, unless it is held: it was used less than `hold` ago, and has begun less than two
-further turns since somebody waits. So a waiting model waits for three turns at most, however busy the
-other one is, and turns come in batches, not one request at a time. What waited for a model when it became
+At rest the model leaves, unless it is held: it was used less than `hold` ago and while somebody waited, and
+has begun less than two further turns since. So a waiting model waits for three turns at most, however busy
+the other one is, and turns come in batches, not one request at a time. What waited for a model when it became
 ready is served within that turn even if it has to yield at once.
 
 A lease of the whole machine stops the admission and every load. It is granted when what runs has finished,
@@ -440,6 +440,11 @@ class Residency:
         if not made.lacking:
             for model in self._models.values():
                 model.further = 0
+            return
+        for model in self._models.values():
+            # Nobody came back for it yet, and now its room is wanted.
+            if model.abandoned_at_s is not None:
+                yield self._stop(model, "abandoned")
 
     def _lease(self) -> Iterator[Action]:
         """Bring the machine to rest for the first of those who want it."""

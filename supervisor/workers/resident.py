@@ -1,5 +1,6 @@
 """What the residency policy remembers of one model."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -88,9 +89,13 @@ class Resident:
         """When the first of those that wait came."""
         return next(iter(self.waiting.values()))
 
-    def is_held(self, now: float) -> bool:
-        """At rest, but it stays a moment: its user may come back, and others can wait so long."""
-        return self.further < FURTHER_TURNS and now < self.held_until_s
+    def is_held(self, now: float, since_s: float = -math.inf) -> bool:
+        """At rest, but it stays a moment: its user may come back, and who waits since `since_s` can wait.
+
+        Not for one who came when it rested: there nobody takes turns with anybody, and most likely it is the
+        very user, who has gone on to another model.
+        """
+        return self.further < FURTHER_TURNS and since_s < self.used_s and now < self.held_until_s
 
     @property
     def held_until_s(self) -> float:

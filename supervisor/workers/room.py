@@ -85,7 +85,7 @@ class _Room:
         """Idle models that leave because the residents have grown over the budget. One alone may stay."""
         leaving: list[Resident] = []
         staying = sum(not model.going for model in self._residents)
-        for model in self._at_rest(held=True):
+        for model in self._at_rest():
             if self.free + self._coming >= 0 or staying - len(leaving) <= 1:
                 break
             leaving.append(model)
@@ -119,7 +119,7 @@ class _Room:
         chosen = [other for other in clashing if other.movable and id(other) not in self._chosen]
         forced = len(chosen)
         lack = cost - self.free - self._coming - _bytes(chosen)
-        for other in (*self._at_rest(held=False), *self._later()):
+        for other in (*self._at_rest(model.oldest_s), *self._later(model.oldest_s)):
             if lack <= 0:
                 break
             if other not in chosen:
@@ -142,7 +142,7 @@ class _Room:
         self.free -= cost - taken
         # A clash with one that can't leave yet has no remedy but time.
         enough = lack <= 0 and forced == len(clashing)
-        if enough and all(self._may_leave(other) for other in chosen):
+        if enough and all(self._may_leave(other, model.oldest_s) for other in chosen):
             return chosen
         for other in chosen:
             other.yielding = True
@@ -156,27 +156,31 @@ class _Room:
         self._chosen.update(id(model) for model in models)
         self._coming += _bytes(models)
 
-    def _may_leave(self, model: Resident) -> bool:
-        return model.at_rest and not model.is_held(self._now)
+    def _may_leave(self, model: Resident, since_s: float) -> bool:
+        """Whether it may leave at once for one who waits since then."""
+        return model.at_rest and not model.is_held(self._now, since_s)
 
-    def _at_rest(self, *, held: bool) -> list[Resident]:
-        """Those that may leave at once, least recently used first; before all others whom nobody wants."""
+    def _at_rest(self, since_s: float | None = None) -> list[Resident]:
+        """Those that rest, least recently used first; before all others whom nobody wants.
+
+        With `since_s` only those that may leave at once for one who waits since then.
+        """
         found = [
             model
             for model in self._residents
             if model.movable
             and model.at_rest
             and id(model) not in self._chosen
-            and (held or not model.is_held(self._now))
+            and (since_s is None or self._may_leave(model, since_s))
         ]
         return sorted(found, key=lambda model: (bool(model.waiting), model.used_s))
 
-    def _later(self) -> list[Resident]:
+    def _later(self, since_s: float) -> list[Resident]:
         """Those that may leave later: held ones, then the one whose turn has lasted longest."""
         found = [
             model
             for model in self._residents
-            if model.movable and id(model) not in self._chosen and not self._may_leave(model)
+            if model.movable and id(model) not in self._chosen and not self._may_leave(model, since_s)
         ]
         return sorted(
             found,

@@ -122,4 +122,4 @@ def _reason(resident: Resident, now: float) -> Reason | None:
         return "in use"
     if resident.traits.pinned:
         return "pinned"
-    return "held" if resident.is_held(now) else "idle"
+    return "held" if resident.yielding and resident.is_held(now) else "idle"

@@ -95,16 +95,27 @@ async def test_a_worker_that_grows_is_booked_and_idle_ones_leave_for_it(tmp_path
 async def test_a_held_model_stays_for_a_moment_and_says_so(tmp_path: Path) -> None:
     async with running(tmp_path, room=1) as bench:
         entry, other = bench.model("a", hold_s=0.6), bench.model("b")
-        await bench.chat(entry)
+        await bench.pool.load(entry)
+        running_chat = asyncio.ensure_future(bench.chat(entry, Behaviour(chunks=4, interval_ms=50)))
+        await bench.facts_with("a", lambda facts: facts.started > 0)
+        waiting = asyncio.ensure_future(bench.chat(other))
+        await running_chat
         answered = asyncio.get_running_loop().time()
         worker = bench.worker("a")
         assert worker is not None and worker.why == "held"
-        waiting = asyncio.ensure_future(bench.chat(other))
-        await asyncio.sleep(0)
         (waits,) = bench.pool.engine().waiting
         assert (waits.id, waits.reason, waits.behind) == ("b", "room", ("a",))
         await waiting
-        assert asyncio.get_running_loop().time() - answered >= 0.6
+        assert asyncio.get_running_loop().time() - answered >= 0.55
+
+
+async def test_who_comes_when_a_model_rests_waits_for_its_end_alone(tmp_path: Path) -> None:
+    async with running(tmp_path, room=1) as bench:
+        entry, other = bench.model("a", hold_s=3600), bench.model("b", hold_s=3600)
+        for model in (entry, other, entry):
+            await bench.chat(model)
+            worker = bench.worker(model.id)
+            assert worker is not None and worker.why == "idle"
 
 
 async def test_two_agents_on_two_models_do_not_change_places_at_every_turn(tmp_path: Path) -> None:

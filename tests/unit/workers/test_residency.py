@@ -476,8 +476,8 @@ def test_a_model_is_held_for_a_moment_after_its_last_answer() -> None:
     held = traits("a", hold=5)
     serving(residency, held)
     residency.arrived(1, held, 10.0)
-    residency.left(1, 11.0)
-    assert residency.arrived(2, B, 12.0) == []
+    residency.arrived(2, B, 10.5)
+    assert residency.left(1, 11.0) == []
     assert residency.next_tick(12.0) == 16.0
     assert residency.tick(15.9) == []
     assert residency.tick(16.0) == [Stop("a", "evicted")]
@@ -571,6 +571,19 @@ def test_a_load_that_nobody_waits_for_ends_after_the_hold_time() -> None:
     assert residency.tick(13.0) == [Stop("a", "abandoned")]
     assert residency.arrived(3, held, 13.0) == []
     assert residency.gone("a", 14.0) == [Spawn("a")]
+
+
+def test_a_load_that_nobody_waits_for_makes_room_for_one_that_somebody_does() -> None:
+    residency = Residency(1)
+    held = traits("a", hold=5)
+    residency.arrived(1, held, 0.0)
+    assert residency.arrived(2, B, 0.5) == []
+    assert residency.left(1, 1.0) == [Stop("a", "abandoned")]
+    assert residency.gone("a", 1.5) == [Spawn("b")]
+    residency = Residency(1)
+    residency.arrived(1, held, 0.0)
+    residency.left(1, 1.0)
+    assert residency.arrived(2, B, 2.0) == [Stop("a", "abandoned")]
 
 
 def test_a_worker_that_served_and_is_replaced_is_no_abandoned_load() -> None:
