@@ -38,20 +38,22 @@ class Access:
         # An address can't be rebound to another machine, only a name can. One who listens on every
         # address of the machine can't list them.
         self._any_address = server.host in _WILDCARDS
+        # Clients send the same few hosts again and again.
+        self._answers_for = lru_cache(maxsize=64)(self._is_our_host)
 
     def check(self, method: str, fields: Fields) -> Headers:
         """The headers that the answer must carry for the page that asked; none for anybody else.
 
         Raises PublicError: 400 without a Host, 403 for one, or for a page, that may not ask.
         """
-        host = fields.get(b"host", b"").decode("latin-1").lower()
+        host = fields.get(b"host")
         if not host:
             raise PublicError(400, "missing_host", "The request has no Host header.")
-        if not self._is_our_host(host):
+        if not self._answers_for(host):
             raise PublicError(
                 403,
                 "host_not_allowed",
-                f"This server does not answer for the host {shown(host)}; "
+                f"This server does not answer for the host {shown(_text(host))}; "
                 "allow it with server.allowed_hosts in config.toml.",
             )
         origin = fields.get(b"origin")
@@ -59,14 +61,14 @@ class Access:
             if fields.get(b"sec-fetch-site") == b"cross-site" and not _is_navigation(method, fields):
                 raise PublicError(403, "cross_site", "Pages of other sites may not ask this server.")
             return ()
-        name = origin.decode("latin-1").lower()
+        name = _text(origin)
         if name in self._origins:
             return (
                 (b"access-control-allow-origin", origin),
                 (b"access-control-expose-headers", b"x-request-id, request-id, retry-after"),
                 (b"vary", b"origin"),
             )
-        if _is_same(name, host):
+        if _is_same(name, _text(host)):
             return ()
         raise PublicError(
             403,
@@ -75,13 +77,17 @@ class Access:
             "allow them with server.cors_origins in config.toml.",
         )
 
-    def _is_our_host(self, host: str) -> bool:
-        name = host_name(host)
+    def _is_our_host(self, host: bytes) -> bool:
+        name = host_name(_text(host))
         if name is None:
             return False
         if name in self._hosts or _is_loopback(name):
             return True
         return self._any_address and _is_address(name)
+
+
+def _text(value: bytes) -> str:
+    return value.decode("latin-1").lower()
 
 
 def preflight(fields: Fields, allow: str) -> Headers:

@@ -27,6 +27,12 @@ _ONCE: Final = frozenset({b"host", b"origin", b"content-type", b"sec-fetch-site"
 def fields_of(headers: Headers) -> Fields:
     """The headers by name. Raises PublicError, 400, when one that decides anything comes twice."""
     fields = dict(headers)
+    check_once(headers, fields)
+    return fields
+
+
+def check_once(headers: Headers, fields: Fields) -> None:
+    """Raises PublicError, 400, when one of `headers` that decides anything comes twice; `fields` are they."""
     if len(fields) != len(headers):
         names = [name for name, _ in headers]
         for name in _ONCE & fields.keys():
@@ -34,4 +40,3 @@ def fields_of(headers: Headers) -> Fields:
                 raise PublicError(
                     400, "repeated_header", f"The header {name.decode()} must not be sent more than once."
                 )
-    return fields

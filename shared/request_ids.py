@@ -4,8 +4,8 @@ Every answer tells it as `x-request-id`, to Anthropic's clients also as `request
 logged, so a client's own is taken only if it is short and harmless.
 """
 
+import os
 import re
-import secrets
 from typing import Final
 
 from shared.errors import Api
@@ -19,7 +19,7 @@ def request_id(offered: bytes | None) -> bytes:
     """The client's own id, or a fresh one."""
     if offered is not None and _HARMLESS.fullmatch(offered):
         return offered
-    return b"req_" + secrets.token_hex(12).encode()
+    return b"req_" + os.urandom(12).hex().encode()
 
 
 def headers_for(name: bytes, api: Api) -> Headers:

@@ -105,6 +105,9 @@ async def forward(request: Forwarded, pool: Slots) -> None:
     A worker that dies before a byte of the answer went out is replaced once without the client's noticing.
     Raises PublicError when nothing went out, and ClientGone when the client left, in whatever phase.
     """
+    if request.ping is None:
+        await _forward(request, pool)
+        return
     try:
         with Pings(request.exchange, request.ping, request.extra):
             await _forward(request, pool)
@@ -129,10 +132,13 @@ async def _forward(request: Forwarded, pool: Slots) -> None:
                 if request.mark is not None:
                     request.mark.placed()
                 try:
-                    async with await slot.upstream.request(
+                    response = await slot.upstream.request(
                         request.method, request.target, headers, request.body
-                    ) as response:
+                    )
+                    try:
                         await answer.pass_on(response)
+                    finally:
+                        response.close()
                     return
                 except UpstreamError as error:
                     if answer.began:
@@ -177,23 +183,33 @@ class _Answer:
             if not exchange.started:
                 exchange.begin(response.status, headers)
             await response.pipe(self._pass_on_events)
+        elif exchange.started:
+            # There were pings, and then no stream: an error, which is now an event.
+            body = await response.read()
+            kind = "error" if self._api is Api.ANTHROPIC else None
+            told = None if self._watching is None else self._watching.refused(response.status, body)
+            self._held = sse.event(body, kind) if told is None else told
+        elif (whole := response.whole()) is not None:
+            self._answer(response.status, headers, whole)
+            return
         else:
             # With nothing sent yet, an answer that is cut at its start can still be asked for again.
             first = await anext(response, b"")
-            if exchange.started:
-                # There were pings, and then no stream: an error, which is now an event.
-                body = first + await response.read()
-                kind = "error" if self._api is Api.ANTHROPIC else None
-                told = None if self._watching is None else self._watching.refused(response.status, body)
-                self._held = sse.event(body, kind) if told is None else told
-            else:
-                self.began = True
-                exchange.begin(response.status, headers)
-                self._write(first)
-                await response.pipe(self._write)
+            self.began = True
+            exchange.begin(response.status, headers)
+            self._write(first)
+            await response.pipe(self._write)
         if self._witness is not None:
             self._witness.ended()
         exchange.finish(self._held)
+
+    def _answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+        """All of it has come at once, as small answers do."""
+        self.began = True
+        if self._witness is not None:
+            self._witness.heard(body)
+            self._witness.ended()
+        self._exchange.answer(status, headers, body)
 
     def _write(self, data: bytes) -> asyncio.Future[None] | None:
         if self._witness is not None:

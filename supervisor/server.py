@@ -31,6 +31,7 @@ from supervisor.database import Database, DatabaseError
 from supervisor.front.app import Front
 from supervisor.front.wanted import wanted_of
 from supervisor.home import Home, HomeError
+from supervisor.http.asgi import asgi
 from supervisor.http.server import HttpServer
 from supervisor.reloading import Reloading
 from supervisor.responses.app import Responses
@@ -197,7 +198,7 @@ class Supervisor:
         )
         servers = (
             HttpServer(front, [listener], keep_alive_s=KEEP_ALIVE_S),
-            HttpServer(routes.control, [control], keep_alive_s=KEEP_ALIVE_S),
+            HttpServer(asgi(routes.control), [control], keep_alive_s=KEEP_ALIVE_S),
         )
         watching = asyncio.ensure_future(self._keep_the_manager_content())
         try:

@@ -1,22 +1,24 @@
 """The public listener's application: access, bodies, and who answers what.
 
-Raw ASGI, because every request for a model comes through here. What is not forwarded to a worker goes to the
-FastAPI application of `routes/`; paths are compared as they were sent, so there is one spelling of each.
+Every request for a model comes through here, so there is no ASGI between. What is not forwarded to a worker
+goes to the FastAPI application of `routes/`; paths are compared as they were sent, so there is one spelling
+of each.
 """
 
-import time
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from shared.access import Access, is_preflight, preflight
-from shared.errors import Api, PublicError
-from shared.headers import Fields, Headers, fields_of
-from shared.request_ids import HEADER, headers_for, request_id
+from shared.errors import PublicError
+from shared.headers import Headers, check_once
+from shared.request_ids import HEADER
 from supervisor.catalog.catalog import Catalog
-from supervisor.front.body import read_body
+from supervisor.front.body import body_of
+from supervisor.front.incoming import Incoming
 from supervisor.front.wanted import wanted_of
-from supervisor.http.exchange import AsgiApp, ClientGone, Exchange, Message, send_answer, send_error
+from supervisor.http.asgi import AsgiApp, scope_of
+from supervisor.http.exchange import ClientGone, Exchange, Message
 from supervisor.pings import ping_for
 from supervisor.relay import FORWARDED, Forwarded, Slots, forward
 from supervisor.responses.app import Asked, Responses
@@ -26,20 +28,15 @@ from supervisor.routes.parts import Residents
 from supervisor.routes.refusals import method_not_allowed, not_found
 from supervisor.settings import Settings
 from supervisor.telemetry.tally import Tally
-from supervisor.telemetry.timelines import Mark, Timelines
+from supervisor.telemetry.timelines import Timelines
 
 MAX_CONTROL_BODY_BYTES: Final = 1 << 20
 """Bodies of requests that the supervisor itself answers."""
-
-
-MODEL: Final = "supervisor.model"
-"""Where the scope holds the id of the model that a request turned out to be for."""
-CAME: Final = "supervisor.came"
-"""When it came, by the monotonic clock."""
-MARK: Final = "supervisor.mark"
-"""What writes its timeline, if it has one."""
 GONE: Final = 499
 """The status that is counted for a client that left before its answer began; nobody gets it."""
+_KNOWN: Final = {path: path.decode() for path in (*FORWARDED, *RESPONDED)}
+"""Routes that are counted one by one: paths are made up by clients, series are not."""
+_JSON: Final = (b"content-type", b"application/json")
 
 
 class Workers(Slots, Residents, Protocol):
@@ -74,134 +71,133 @@ class Front:
         self._server = settings.server
         self._max_body_bytes = settings.server.max_body_bytes
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        scope[CAME] = time.monotonic()
-        headers = dict(scope["headers"])
-        api = Api.of_path(scope["path"], anthropic_client=b"anthropic-version" in headers)
-        name = request_id(headers.get(HEADER))
-        labels = headers_for(name, api)
+    async def __call__(self, exchange: Exchange) -> None:
+        came = Incoming(exchange)
         try:
-            fields = fields_of(scope["headers"])
-            fields[HEADER] = name
-            labels = (*labels, *self._access.check(scope["method"], fields))
-            await self._serve(scope, fields, labels, receive, _Labelled(send, labels), api)
+            check_once(exchange.headers, came.fields)
+            came.fields[HEADER] = came.name
+            came.labels = (*came.labels, *self._access.check(exchange.method, came.fields))
+            await self._serve(came)
         except ClientGone:
             return
         except PublicError as error:
-            await send_error(_Labelled(send, labels), error, api, name.decode())
+            await exchange.writable()
+            body = error.body(came.api, came.name.decode())
+            exchange.answer(error.status, [*error.headers(), *came.labels], body)
         finally:
-            self._count(scope)
+            self._count(came)
 
-    def _count(self, scope: Any) -> None:
-        path: bytes = scope["raw_path"]
-        # Paths are made up by clients; series are not.
-        known = path in FORWARDED or path in RESPONDED
-        route = path.decode() if known else "other"
-        status = Exchange.of(scope).status or GONE
-        self._tally.answered(route, scope.get(MODEL, ""), status)
-        if (mark := scope.get(MARK)) is not None:
-            self._timelines.end(mark, status)
+    def _count(self, came: Incoming) -> None:
+        status = came.exchange.status or GONE
+        self._tally.answered(_KNOWN.get(came.exchange.raw_path, "other"), came.model, status)
+        if came.mark is not None:
+            self._timelines.end(came.mark, status)
 
-    def _begin(self, scope: Any, fields: Fields) -> Mark:
-        mark = self._timelines.begin(fields[HEADER].decode(), scope["path"], scope[CAME])
-        scope[MARK] = mark
-        return mark
-
-    async def _serve(
-        self, scope: Any, fields: Fields, labels: Headers, receive: Any, send: Any, api: Api
-    ) -> None:
-        path: bytes = scope["raw_path"]
+    async def _serve(self, came: Incoming) -> None:
+        exchange, fields = came.exchange, came.fields
+        path, method = exchange.raw_path, exchange.method
         if path in FORWARDED:
-            if scope["method"] != "POST":
-                if is_preflight(scope["method"], fields):
-                    await send_answer(send, 204, preflight(fields, "POST"), b"")
-                    return
+            if method == "POST":
+                await self._forward(came)
+            elif is_preflight(method, fields):
+                exchange.answer(204, [*preflight(fields, "POST"), *came.labels])
+            else:
                 raise method_not_allowed("POST")
-            await self._forward(scope, fields, labels, receive, api)
             return
         if path == b"/health":
-            await self._health(scope["method"], send)
+            self._health(came)
             return
-        if path == b"/" and scope["method"] == "HEAD":
+        if path == b"/" and method == "HEAD":
             # How some clients find out whether anybody is there.
-            await send_answer(send, 200, (), b"")
+            exchange.answer(200, came.labels)
             return
         # "//x" is left over where somebody glued two parts of an address together, "http://h/x" goes to a
         # proxy: neither is another spelling of a path here.
         if not path.startswith(b"/") or path.startswith(b"//"):
             raise not_found()
-        if is_preflight(scope["method"], fields):
-            await send_answer(send, 204, preflight(fields, "GET, POST, DELETE"), b"")
-            return
-        if is_ours(path):
-            await self._respond(scope, fields, labels, receive)
-            return
-        if b"content-length" in fields or b"transfer-encoding" in fields:
-            body = await read_body(receive, fields.get(b"content-length"), max_bytes=MAX_CONTROL_BODY_BYTES)
-            receive = _Replayed(body, receive)
-        if (HEADER, fields[HEADER]) not in scope["headers"]:
-            scope = {**scope, "headers": [*scope["headers"], (HEADER, fields[HEADER])]}
-        await self._routes(scope, receive, send)
+        if is_preflight(method, fields):
+            exchange.answer(204, [*preflight(fields, "GET, POST, DELETE"), *came.labels])
+        elif is_ours(path):
+            await self._respond(came)
+        else:
+            await self._route(came)
 
-    async def _health(self, method: str, send: Any) -> None:
+    def _health(self, came: Incoming) -> None:
         """Answered here, so that it never waits for anything."""
-        if method not in ("GET", "HEAD"):
+        if came.exchange.method not in ("GET", "HEAD"):
             raise method_not_allowed("GET, HEAD")
         body = msgspec.json.encode(health_of(self._pool.engine()))
-        await send_answer(send, 200, [(b"content-type", b"application/json")], body)
+        came.exchange.answer(200, [_JSON, *came.labels], body)
 
-    async def _respond(self, scope: Any, fields: Fields, labels: Headers, receive: Any) -> None:
-        body = await read_body(receive, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
+    async def _route(self, came: Incoming) -> None:
+        exchange, fields = came.exchange, came.fields
+        receive: Any = exchange.receive
+        if b"content-length" in fields or b"transfer-encoding" in fields:
+            body = await body_of(exchange, fields.get(b"content-length"), max_bytes=MAX_CONTROL_BODY_BYTES)
+            receive = _Replayed(body, receive)
+        scope = scope_of(exchange)
+        if (HEADER, came.name) not in exchange.headers:
+            scope["headers"] = [*exchange.headers, (HEADER, came.name)]
+        await self._routes(scope, receive, _Labelled(exchange.send, came.labels))
 
+    async def _respond(self, came: Incoming) -> None:
+        exchange, fields = came.exchange, came.fields
+        body = await body_of(exchange, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
         # Only what asks for an answer; the rest is looked up.
-        mark = self._begin(scope, fields) if scope["method"] == "POST" else None
-
-        def found(model: str) -> None:
-            scope[MODEL] = model
-            if mark is not None:
-                mark.parsed(model, self._pool.state_of(model))
-
+        if exchange.method == "POST":
+            self._begin(came)
         await self._responses(
             Asked(
-                Exchange.of(scope),
-                scope["method"],
-                scope["raw_path"],
-                scope["query_string"],
+                exchange,
+                exchange.method,
+                exchange.raw_path,
+                exchange.query,
                 fields,
                 body,
-                labels,
-                found,
-                mark,
+                came.labels,
+                lambda model: self._found(came, model),
+                came.mark,
             )
         )
 
-    async def _forward(self, scope: Any, fields: Fields, labels: Headers, receive: Any, api: Api) -> None:
-        mark = self._begin(scope, fields)
-        body = await read_body(receive, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
+    async def _forward(self, came: Incoming) -> None:
+        exchange, fields = came.exchange, came.fields
+        path = exchange.raw_path
+        self._begin(came)
+        body = await body_of(exchange, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
         wanted = wanted_of(body, self._catalog)
-        scope[MODEL] = wanted.entry.id
-        mark.parsed(wanted.entry.id, self._pool.state_of(wanted.entry.id))
-        path: bytes = scope["raw_path"]
-        ping = ping_for(path, wanted.entry.id, self._server) if wanted.stream else None
+        entry = wanted.entry
+        self._found(came, entry.id)
+        ping = ping_for(path, entry.id, self._server) if wanted.stream else None
         request = Forwarded(
-            Exchange.of(scope),
-            wanted.entry,
-            api,
-            scope["method"],
+            exchange,
+            entry,
+            came.api,
+            exchange.method,
             path,
             fields,
             wanted.body,
-            labels,
+            came.labels,
             ping,
-            mark=mark,
+            mark=came.mark,
         )
         await forward(request, self._pool)
+
+    def _begin(self, came: Incoming) -> None:
+        """It gets a timeline."""
+        came.mark = self._timelines.begin(came.name.decode(), came.exchange.path, came.at)
+
+    def _found(self, came: Incoming, model: str) -> None:
+        """It turned out to be for this model."""
+        came.model = model
+        if came.mark is not None:
+            came.mark.parsed(model, self._pool.state_of(model))
 
 
 class _Labelled:
     """A `send` that adds headers to the answer."""
 
-    def __init__(self, send: Any, headers: Any) -> None:
+    def __init__(self, send: Any, headers: Headers) -> None:
         self._send = send
         self._headers = headers
 

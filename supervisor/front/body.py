@@ -4,7 +4,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from shared.envelope import too_large
-from supervisor.http.exchange import ClientGone
+from supervisor.http.exchange import ClientGone, Exchange
+
+
+async def body_of(exchange: Exchange, declared: bytes | None, *, max_bytes: int) -> bytes:
+    """As `read_body`; what came together with the head is there already."""
+    body = exchange.whole_body()
+    if body is None:
+        return await read_body(exchange.receive, declared, max_bytes=max_bytes)
+    if len(body) > max_bytes:
+        raise too_large(max_bytes)
+    return body
 
 
 async def read_body(

@@ -4,20 +4,11 @@ import asyncio
 import logging
 import math
 import select
-import urllib.parse
 from collections import deque
 from typing import Final, cast
 
 from shared.errors import PublicError
-from supervisor.http.exchange import (
-    EXTENSION,
-    HIGH_WATER_BYTES,
-    AsgiApp,
-    Exchange,
-    Scope,
-    send_error,
-    status_line,
-)
+from supervisor.http.exchange import HIGH_WATER_BYTES, Exchange, Handler, status_line
 from supervisor.http.reader import Head, Limits, Reading, Refusal, RequestReader
 from supervisor.http.upgraded import Upgraded
 
@@ -34,8 +25,8 @@ _PROBES_S: Final = (0.005, 0.05, 1.0)
 class Registry:
     """What the connections of one server share."""
 
-    def __init__(self, app: AsgiApp, keep_alive_s: float, limits: Limits) -> None:
-        self.app = app
+    def __init__(self, handler: Handler, keep_alive_s: float, limits: Limits) -> None:
+        self.handler = handler
         self.keep_alive_s = keep_alive_s
         self.limits = limits
         self.connections: set[HttpConnection] = set()
@@ -138,31 +129,8 @@ class HttpConnection(asyncio.Protocol):
     # Called by the reader.
 
     def on_request(self, head: Head) -> None:
-        raw_path, _, query = head.target.partition(b"?")
-        path = raw_path.decode("latin-1")
-        scope: Scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": head.http_version,
-            "method": head.method,
-            "scheme": "http",
-            "path": urllib.parse.unquote(path) if "%" in path else path,
-            "raw_path": raw_path,
-            "query_string": query,
-            "root_path": "",
-            "headers": head.headers,
-            "server": None,
-            "client": self._client,
-        }
-        exchange = Exchange(
-            self,
-            head.method,
-            head.http_version,
-            keep_alive=head.keep_alive and not self._closing,
-            expects_continue=head.expects_continue,
-        )
-        scope["extensions"] = {EXTENSION: exchange}
-        exchange.scope = scope
+        keep_alive = head.keep_alive and not self._closing
+        exchange = Exchange(self, head, keep_alive=keep_alive, client=self._client)
         self._exchanges.append(exchange)
         if len(self._exchanges) == 1:
             self._start(exchange)
@@ -178,30 +146,31 @@ class HttpConnection(asyncio.Protocol):
     # Answering
 
     def _start(self, exchange: Exchange) -> None:
-        task = self.loop.create_task(self._run(exchange))
-        self._registry.tasks.add(task)
-        task.add_done_callback(self._registry.tasks.discard)
+        exchange.task = self.loop.create_task(self._run(exchange))
+        self._registry.tasks.add(exchange.task)
 
     async def _run(self, exchange: Exchange) -> None:
-        # The scope holds the exchange: the two must not hold each other for longer than this.
-        scope, exchange.scope = exchange.scope, {}
         try:
-            await self._registry.app(scope, exchange.receive, exchange.send)
+            await self._registry.handler(exchange)
         except asyncio.CancelledError:
             self.abort()
             raise
         except Exception:
-            log.exception("the application failed on %s %s", scope["method"], scope["path"])
+            log.exception("the application failed on %s %s", exchange.method, exchange.path)
             if self._upgraded is not None or (exchange.started and not exchange.complete):
                 self.abort()
             elif not exchange.started:
                 error = PublicError(
                     500, "internal_error", "This is a fault of the server, not of the request."
                 )
-                await send_error(exchange.send, error)
+                exchange.answer(error.status, error.headers(), error.body())
         else:
             if not exchange.complete and not exchange.gone:
                 self.abort()
+        finally:
+            task, exchange.task = exchange.task, None
+            if task is not None:
+                self._registry.tasks.discard(task)
 
     def upgraded(self, exchange: Exchange) -> Upgraded:
         """Called by the exchange in turn when the rest of the connection is not HTTP."""
@@ -230,7 +199,8 @@ class HttpConnection(asyncio.Protocol):
 
     def body_taken(self) -> None:
         """Called by an exchange whose body so far was read by the application."""
-        self._throttle()
+        if self._read_paused:
+            self._throttle()
 
     def _throttle(self) -> None:
         """Read no more while too much waits for the application."""

@@ -1,24 +1,26 @@
-"""One request and its answer: the ASGI side of an HTTP/1.1 connection."""
+"""One request and its answer on an HTTP/1.1 connection."""
 
 import asyncio
 import http
+import urllib.parse
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol
 
-from shared.errors import Api, PublicError
+from shared.headers import Headers
+from supervisor.http.reader import Head
 from supervisor.http.upgraded import Upgraded
 
-Scope = dict[str, Any]
 Message = dict[str, Any]
-AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
+Handler = Callable[["Exchange"], Awaitable[None]]
+"""Answers a request: an application."""
 
 HIGH_WATER_BYTES: Final = 64 * 1024
 """Reading from the client pauses while the application has more than this of a body before it."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _EVENT_END: Final = b"\n\n"
 EXTENSION: Final = "mlx_supervisor.exchange"
-"""Where in the scope's `extensions` an application finds its Exchange."""
+"""Where in the scope's `extensions` an ASGI application finds its Exchange."""
 
 # How the end of an answer's body is told.
 _Framing = Literal["none", "length", "chunked", "close"]
@@ -30,28 +32,6 @@ _STATUS_LINES: Final = {
 def status_line(status: int) -> bytes:
     """The first line of an answer, with its line end."""
     return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-
-
-async def send_answer(
-    send: Callable[[Message], Awaitable[None]],
-    status: int,
-    headers: Iterable[tuple[bytes, bytes]],
-    body: bytes,
-) -> None:
-    """A whole answer; the content length is added."""
-    head = list(headers) if status == 204 else [*headers, (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def send_error(
-    send: Callable[[Message], Awaitable[None]],
-    error: PublicError,
-    api: Api = Api.OPENAI,
-    request_id: str | None = None,
-) -> None:
-    """`error` as a whole answer in the shape of `api`."""
-    await send_answer(send, error.status, error.headers(), error.body(api, request_id))
 
 
 class ClientGone(Exception):  # noqa: N818  # nothing went wrong here
@@ -73,9 +53,10 @@ class Wire(Protocol):
 
 
 class Exchange:
-    """`receive` and `send` are ASGI's. An application that needs more finds the exchange itself by `of`.
+    """The request's head, its body as it comes, and the answer to it.
 
-    `begin`, `write` and `finish` say the same as `send` does, without messages and without waiting.
+    An answer is `answer`, or `begin`, `write` and `finish`; none of them waits. `receive` and `send` are
+    ASGI's: see `supervisor.http.asgi`.
     """
 
     __slots__ = (
@@ -92,24 +73,32 @@ class Exchange:
         "_wire",
         "body_complete",
         "buffered_bytes",
+        "client",
         "complete",
         "gone",
+        "headers",
         "http_version",
         "keep_alive",
         "method",
-        "scope",
+        "query",
+        "raw_path",
         "started",
         "status",
+        "task",
     )
 
     def __init__(
-        self, wire: Wire, method: str, http_version: str, *, keep_alive: bool, expects_continue: bool
+        self, wire: Wire, head: Head, *, keep_alive: bool, client: tuple[str, int] | None = None
     ) -> None:
-        self.scope: Scope = {}
-        """Until the application is started."""
-        self.method = method
-        self.http_version = http_version
+        self.method = head.method
+        self.raw_path, _, self.query = head.target.partition(b"?")
+        self.http_version = head.http_version
+        self.headers = head.headers
+        """By names in lower case."""
+        self.client = client
         self.keep_alive = keep_alive
+        self.task: asyncio.Task[None] | None = None
+        """That answers; the connection's."""
         self.body_complete = False
         self.buffered_bytes = 0
         self.started = False
@@ -119,7 +108,7 @@ class Exchange:
         self.gone = False
         """The client disconnected, or the connection was given up: whatever is sent goes nowhere."""
         self._wire = wire
-        self._expects_continue = expects_continue
+        self._expects_continue = head.expects_continue
         self._body: list[bytes] = []
         self._body_given = False
         self._waiter: asyncio.Future[None] | None = None
@@ -131,10 +120,21 @@ class Exchange:
         self._last_body = _EVENT_END
 
     @staticmethod
-    def of(scope: Scope) -> "Exchange":
-        """The exchange of the request that `scope` describes."""
+    def of(scope: dict[str, Any]) -> "Exchange":
+        """The exchange of the request that an ASGI `scope` describes."""
         exchange: Exchange = scope["extensions"][EXTENSION]
         return exchange
+
+    @property
+    def path(self) -> str:
+        """What `raw_path` spells."""
+        path = self.raw_path.decode("latin-1")
+        return urllib.parse.unquote(path) if "%" in path else path
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The connection's."""
+        return self._wire.loop
 
     @property
     def last_piece(self) -> bytes:
@@ -157,11 +157,7 @@ class Exchange:
             self._wire.transport.write(_CONTINUE)
         while not (self.gone or self.complete):
             if self._body or (self.body_complete and not self._body_given):
-                self._body_given = self.body_complete
-                body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-                self._body = []
-                self.buffered_bytes = 0
-                self._wire.body_taken()
+                body = self._take_body()
                 return {"type": "http.request", "body": body, "more_body": not self._body_given}
             self._waiter = self._wire.loop.create_future()
             try:
@@ -169,6 +165,18 @@ class Exchange:
             finally:
                 self._waiter = None
         return {"type": "http.disconnect"}
+
+    def whole_body(self) -> bytes | None:
+        """The request's body, if all of it is there. Nothing of it was taken, and nothing is left then."""
+        return self._take_body() if self.body_complete and not (self._body_given or self.gone) else None
+
+    def _take_body(self) -> bytes:
+        self._body_given = self.body_complete
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body = []
+        self.buffered_bytes = 0
+        self._wire.body_taken()
+        return body
 
     async def send(self, message: Message) -> None:
         """A part of the answer. Waits while the client reads too slowly; drops it when the client is gone."""
@@ -185,10 +193,21 @@ class Exchange:
         while self._wire.blocked is not None and not self.gone:
             await asyncio.shield(self._wire.blocked)
 
+    def answer(self, status: int, headers: Headers, body: bytes = b"") -> None:
+        """A whole answer. Its length is told, if `headers` don't tell it."""
+        if not self.gone:
+            self._open(status, headers, body)
+            self.finish(body)
+
     def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The head of the answer."""
-        if self.gone:
-            return
+        if not self.gone:
+            self._open(status, headers, None)
+            # It mostly goes out with the first piece of the body; a write costs more than all this here.
+            self._wire.loop.call_soon(self._send, b"")
+
+    def _open(self, status: int, headers: Iterable[tuple[bytes, bytes]], whole: bytes | None) -> None:
+        """Make the head of the answer, whose body is `whole` if that is all of it."""
         if self.started:
             raise RuntimeError("a second head was sent for one answer")
         self.status = status
@@ -204,6 +223,9 @@ class Exchange:
             elif key == b"content-type":
                 self._is_event_stream = value.startswith(b"text/event-stream")
             lines.append(b"%b: %b\r\n" % (name, value))
+        if length is None and whole is not None and status not in (204, 304):
+            length = b"%d" % len(whole)
+            lines.append(b"content-length: %b\r\n" % length)
         if status in (204, 304) or self.method == "HEAD":
             self._framing = "none"
         elif length is not None:
@@ -224,9 +246,7 @@ class Exchange:
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
             raise RuntimeError("a header of an answer was more than one line")
         self.started = True
-        # It mostly goes out with the first piece of the body; a write costs more than all this here.
         self._head = head + b"\r\n"
-        self._wire.loop.call_soon(self._send, b"")
 
     def write(self, body: bytes) -> asyncio.Future[None] | None:
         """A piece of the answer's body, of which more follows.
@@ -346,6 +366,8 @@ class Exchange:
 class WhileConnected:
     """See `Exchange.while_connected`. Costs a request no task of its own."""
 
+    __slots__ = ("_cancelled", "_exchange", "_task")
+
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._task: asyncio.Task[Any] | None = None
@@ -354,7 +376,7 @@ class WhileConnected:
     def __enter__(self) -> None:
         if self._exchange.gone:
             raise ClientGone
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task(self._exchange.loop)
         self._exchange.watch(self._cancel)
 
     def __exit__(

@@ -15,6 +15,8 @@ from shared.errors import PublicError
 _WIRE_SLACK_BYTES: Final = 64 * 1024
 _WIRE_PER_BYTE: Final = 16
 """Chunk sizes, extensions and trailers may take this much per byte of body, beyond the slack."""
+_OURS: Final = frozenset({b"expect", b"content-length", b"transfer-encoding"})
+"""Headers that are the connection's business."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -174,6 +176,8 @@ class RequestReader:
         expects_continue = False
         framing = b""
         for name, value in self._headers:
+            if name not in _OURS:
+                continue
             if name == b"expect" and version == "1.1":
                 expects_continue = True
                 if value.lower() != b"100-continue":

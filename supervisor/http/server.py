@@ -9,7 +9,7 @@ import asyncio
 import socket
 
 from supervisor.http.connection import HttpConnection, Registry
-from supervisor.http.exchange import AsgiApp
+from supervisor.http.exchange import Handler
 from supervisor.http.reader import Limits
 
 _FAREWELL_S = 1.0
@@ -17,21 +17,21 @@ _FAREWELL_S = 1.0
 
 
 class HttpServer:
-    """Serves `app` on `sockets`, which it owns from here on.
+    """Has `handler` answer what comes on `sockets`, which it owns from here on.
 
     `keep_alive_s` is how long an idle connection is kept; `limits` has more.
     """
 
     def __init__(
         self,
-        app: AsgiApp,
+        handler: Handler,
         sockets: list[socket.socket],
         *,
         keep_alive_s: float,
         limits: Limits | None = None,
     ) -> None:
         self._sockets = sockets
-        self._registry = Registry(app, keep_alive_s, limits or Limits())
+        self._registry = Registry(handler, keep_alive_s, limits or Limits())
         self._servers: list[asyncio.Server] = []
 
     async def start(self) -> None:
@@ -69,6 +69,8 @@ class HttpServer:
             task.cancel()
         if cut:
             await asyncio.wait(cut, timeout=_FAREWELL_S)
+        # One that was cancelled before it began has not signed off.
+        self._registry.tasks.difference_update(cut)
         for connection in list(self._registry.connections):
             connection.abort()
         return len(cut)

@@ -82,6 +82,10 @@ class UpstreamResponse:
                 raise StopAsyncIteration
         return self._take()
 
+    def whole(self) -> bytes | None:
+        """The rest of the body, if all of it is there."""
+        return (self._take() if self._chunks else b"") if self._ended else None
+
     async def read(self) -> bytes:
         """The rest of the body. Raises UpstreamError if it was cut."""
         return b"".join([chunk async for chunk in self])

@@ -32,7 +32,7 @@ class Upstream:
 
         `target` and `headers` go out as they are; host and content-length are added. Raises UpstreamError.
         """
-        connection = await self._checkout()
+        connection = self._idle_connection() or await self._connect()
         return await connection.request(method, target, headers, body)
 
     def close(self) -> None:
@@ -44,16 +44,18 @@ class Upstream:
         for connection in [*self._idle, *self._busy]:
             connection.fail("the worker is being stopped")
 
-    async def _checkout(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - self._idle_s
+    def _idle_connection(self) -> Connection | None:
         # Last in, first out: the ones at the bottom grow old and leave.
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_fresh(oldest):
+            if connection.is_fresh(connection.loop.time() - self._idle_s):
                 self._busy.add(connection)
                 return connection
             connection.fail("idle for too long, or closed by the worker")
+        return None
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
         self._check_open()
         try:
             _, connection = await loop.create_unix_connection(lambda: Connection(self, loop), self._path)

@@ -19,6 +19,7 @@ from supervisor.database import Database
 from supervisor.front.app import Front
 from supervisor.front.wanted import wanted_of
 from supervisor.home import Home
+from supervisor.http.asgi import asgi
 from supervisor.http.reader import Limits
 from supervisor.http.server import HttpServer
 from supervisor.responses.app import Responses
@@ -241,7 +242,7 @@ async def supervised(
             timelines=timelines,
         )
         public = HttpServer(front, [listener], keep_alive_s=keep_alive_s, limits=limits)
-        private = HttpServer(routes.control, [control_listener], keep_alive_s=keep_alive_s)
+        private = HttpServer(asgi(routes.control), [control_listener], keep_alive_s=keep_alive_s)
         await public.start()
         await private.start()
         address = listener.getsockname()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from shared.sockets import bind_private
+from supervisor.http.asgi import asgi
 from supervisor.http.exchange import ClientGone, Exchange
 from supervisor.http.reader import Limits
 from supervisor.http.server import HttpServer
@@ -115,7 +116,7 @@ async def serving(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     address = listener.getsockname()
-    server = HttpServer(app, [listener], keep_alive_s=keep_alive_s, limits=limits)
+    server = HttpServer(asgi(app), [listener], keep_alive_s=keep_alive_s, limits=limits)
     await server.start()
     try:
         yield app, address, server
@@ -593,7 +594,7 @@ async def test_stop_cuts_what_does_not_end() -> None:
 
 async def test_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
-    server = HttpServer(App(), [bind_private(path)], keep_alive_s=5)
+    server = HttpServer(asgi(App()), [bind_private(path)], keep_alive_s=5)
     await server.start()
     async with connected(str(path)) as wire:
         assert (await wire.ask("/")).status == 200
