@@ -6,9 +6,17 @@ import signal
 import hypothesis
 import pytest
 
+from worker.model.importing import quicken_transformers
+
+# Before any test imports it.
+quicken_transformers()
+
 # What the machine happens to have is no part of a test. Read by our own processes as well.
 os.environ["HF_HUB_CACHE"] = os.devnull
 os.environ["MLX_SUPERVISOR_CATALOG_LM_STUDIO"] = "false"
+
+SLOW_S = 300
+"""What a slow test may take where it names no time of its own."""
 
 # How long an example takes says more of the machine than of the code.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -18,6 +26,13 @@ hypothesis.settings.load_profile("untimed")
 def pytest_configure() -> None:
     """A shell that runs the tests in the background has them ignore Ctrl-C, and so would what they start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests load real models and walk far: what takes 20 s here takes minutes on a busy machine."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))
 
 
 @pytest.fixture

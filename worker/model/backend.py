@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from worker.model.importing import quicken_transformers
+
 _NAMES: Final = ("libopenblas.so.0", "libopenblas.so")
 
 
@@ -18,6 +20,7 @@ def prepare_backend() -> None:
     # A worker loads exactly what its record names.
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     preload_blas()
+    quicken_transformers()
     import mlx.core as mx
 
     if mx.default_device() == mx.Device(mx.cpu, 0):
