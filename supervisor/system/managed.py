@@ -133,13 +133,15 @@ class Managed:
             return start()
         except refused as refusal:
             passing = is_passing(refusal.__cause__, self.home)
+            if self._manager == "launchd":
+                # Told to stop from here on, it has nothing to give up.
+                signal.signal(signal.SIGTERM, _leave)
             self._record(str(refusal), passing)
             if self._manager == "systemd":
                 return EXIT_PASSING if passing else EXIT_REFUSED
             if not passing:
                 return 0
             # launchd only knows "failed, again". Waiting here keeps the starts apart.
-            signal.signal(signal.SIGTERM, _leave)
             self._sleep(RETRY_S)
             return EXIT_PASSING
 

@@ -219,7 +219,7 @@ def test_a_model_to_load_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 def test_models_named_at_the_start_are_loaded_at_once(tmp_path: Path) -> None:
     config = models_config(a=write_fake_model(tmp_path / "models" / "a"))
     with Service(tmp_path / "home", fake=True, config=config, arguments=("--model", "a")) as service:
-        wait_until(lambda: (service.worker("a") or {}).get("state") == "ready", 20, "the model is not loaded")
+        wait_until(lambda: (service.worker("a") or {}).get("state") == "ready", "the model is not loaded")
 
 
 def test_python_m_is_the_console_script() -> None:

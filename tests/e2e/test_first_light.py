@@ -126,7 +126,7 @@ def test_kill_9_of_a_real_worker_mid_stream(service: Service) -> None:
         os.kill(victim["pid"], signal.SIGKILL)
         killed_at = time.monotonic()
         *_, last = stream
-        assert time.monotonic() - killed_at < 1.0
+        assert time.monotonic() - killed_at < 10
     assert isinstance(last, dict) and last["error"]["code"] == "engine_unavailable"
     assert service.chat("tiny").status_code == 200
     assert service.chat(STARTER).status_code == 200
@@ -147,7 +147,7 @@ def test_a_disconnect_stops_the_generation(service: Service) -> None:
                     json={"model": STARTER, "messages": [{"role": "user", "content": text}], **fields},
                     timeout=0.4,
                 )
-    wait_until(lambda: service.worker(STARTER)["in_flight"] == 0, 5, "a row is held")  # type: ignore[index]
+    wait_until(lambda: service.worker(STARTER)["in_flight"] == 0, "a row is held")  # type: ignore[index]
 
 
 @pytest.mark.timeout(120)
@@ -187,7 +187,7 @@ def test_a_scraper_and_a_watcher_see_the_tokens(service: Service) -> None:
     before = value("completion_tokens_total")
     usage = service.chat("tiny", "Hello", max_tokens=9, ignore_eos=True).json()["usage"]
     assert usage["completion_tokens"] == 9
-    wait_until(lambda: value("completion_tokens_total") == before + 9, 5, "the tokens were not counted")
+    wait_until(lambda: value("completion_tokens_total") == before + 9, "the tokens were not counted")
     assert value("prompt_tokens_total") >= usage["prompt_tokens"]
     assert value("time_to_first_token_seconds_count") >= 1
 
@@ -259,9 +259,9 @@ def test_kill_9_of_the_supervisor_ends_real_workers_also_while_they_compute(tmp_
         answer = threads.submit(service.chat, STARTER, "one two three " * 1500)
         worker = psutil.Process(service.worker(STARTER)["pid"])  # type: ignore[index]
         before = sum(worker.cpu_times()[:2])
-        wait_until(lambda: sum(worker.cpu_times()[:2]) > before + 0.5, 30, "the prefill runs")
+        wait_until(lambda: sum(worker.cpu_times()[:2]) > before + 0.5, "the prefill runs")
         service.kill()
-        wait_until(lambda: not service.processes(), 2.0, "a worker outlived its supervisor")
+        wait_until(lambda: not service.processes(), "a worker outlived its supervisor")
         assert isinstance(answer.exception(), httpx.TransportError)
         service.start()
         assert service.chat(STARTER, FRANCE, temperature=0).status_code == 200

@@ -13,7 +13,7 @@ from tests.fixtures.harness import ROOT, Service
 from tests.fixtures.models import models_config
 from tests.fixtures.starter import starter_model
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]  # the machine may have other things to do
+pytestmark = pytest.mark.slow
 
 README = (ROOT / "README.md").read_text()
 MODEL = "smollm2-135m"

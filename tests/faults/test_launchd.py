@@ -57,7 +57,7 @@ def test_a_newcomers_path(mac: Mac) -> None:
 
     crashed = mac.pid
     os.kill(crashed, signal.SIGKILL)
-    wait_until(lambda: mac.session.job(LABEL).pid not in (None, crashed), 5, "it is not started again")
+    wait_until(lambda: mac.session.job(LABEL).pid not in (None, crashed), "it is not started again")
     mac.wait_until_it_serves()
     assert mac.chat() == 200
 
@@ -150,9 +150,7 @@ def test_crashes_are_kept_apart(mac: Mac) -> None:
     for _ in range(2):
         pid = mac.pid
         os.kill(pid, signal.SIGKILL)
-        wait_until(
-            lambda pid=pid: mac.session.job(LABEL).pid not in (None, pid), 5, "it is not started again"
-        )
+        wait_until(lambda pid=pid: mac.session.job(LABEL).pid not in (None, pid), "it is not started again")
     starts = mac.session.job(LABEL).starts
     assert len(starts) == 3
     assert all(later - before >= 0.99 for before, later in itertools.pairwise(starts))
@@ -171,9 +169,9 @@ def test_a_configuration_that_breaks_later_makes_no_storm_of_starts(mac: Mac) ->
     good = (mac.home / "config.toml").read_text()
     mac.configure("[server]\nhots = 1\n")
     os.kill(mac.pid, signal.SIGKILL)
-    wait_until(lambda: read_refusal(mac.home) is not None, 10, "no refusal")
+    wait_until(lambda: read_refusal(mac.home) is not None, "no refusal")
     job = mac.session.job(LABEL)
-    wait_until(lambda: job.pid is None, 5, "it goes on")
+    wait_until(lambda: job.pid is None, "it goes on")
     time.sleep(3 * job.throttle_s)  # a measuring time, not a wait
     assert job.runs == 2 and job.last == ("exit", 0)
     status = mac.service("status")
@@ -200,7 +198,7 @@ def test_a_service_file_of_another_version_makes_no_storm_either(mac: Mac) -> No
     path.write_bytes(plistlib.dumps(content))
     mac.session.login()
     job = mac.session.job(LABEL)
-    wait_until(lambda: job.last is not None, 10, "it goes on")
+    wait_until(lambda: job.last is not None, "it goes on")
     assert job.last == ("exit", 0)
     told = mac.service("status").stdout
     assert "--spark 5" in told and "mlx-supervisor service install" in told
@@ -221,7 +219,7 @@ def test_a_port_that_is_taken_at_the_login_is_waited_for(mac: Mac) -> None:
     mac.session.logout()
     with socket.create_server(("127.0.0.1", mac.port)):
         mac.session.login()
-        wait_until(lambda: read_refusal(mac.home) is not None, 10, "no refusal")
+        wait_until(lambda: read_refusal(mac.home) is not None, "no refusal")
         status = mac.service("status")
         assert status.returncode == 1
         assert "can't start yet" in status.stdout and f"pid {os.getpid()}" in status.stdout
@@ -244,7 +242,7 @@ def test_another_supervisor_on_the_state_folder_is_named(mac: Mac) -> None:
         start_new_session=True,
     )
     try:
-        wait_until((mac.home / "run" / "control.sock").exists, 20, "it does not start")
+        wait_until((mac.home / "run" / "control.sock").exists, "it does not start")
         done = mac.service("install", "--port", str(mac.port))
         assert done.returncode == 1
         assert f"another supervisor (pid {by_hand.pid}, version {__version__})" in done.stderr

@@ -21,8 +21,6 @@ from tests.fixtures.harness import CLI, ROOT, Service, chat_body, wait_until
 from tests.fixtures.models import models_config, write_fake_model
 from tests.fixtures.pools import running
 
-pytestmark = pytest.mark.timeout(50)
-
 
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
@@ -38,7 +36,7 @@ async def test_a_lease_waits_for_what_runs_and_requests_wait_for_its_end(tmp_pat
         await bench.said("worker.ready", "a")
         async with bench.pool.lease("a test", unload=False) as lease:
             later = asyncio.ensure_future(bench.chat(b))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await lease.granted
             assert slow.done() and (await slow).generation == 1
             assert {worker.state for worker in bench.pool.engine().workers} == {"leased"}
@@ -155,7 +153,7 @@ def test_a_command_runs_alone_and_its_exit_code_is_ours(service: Service) -> Non
     assert f"(pid {process.pid}) has the machine" in told
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(service.chat, "a")
-        wait_until(lambda: bool(service.engine()["waiting"]), 5, "nobody waits")
+        wait_until(lambda: bool(service.engine()["waiting"]), "nobody waits")
         assert "for a waits for the end of the lease" in service.cli("ps").stdout
         assert not waiting.done()
         process.stdin.write("\n")
@@ -169,9 +167,9 @@ def test_a_command_runs_alone_and_its_exit_code_is_ours(service: Service) -> Non
 def test_the_death_of_the_holder_gives_the_machine_back(service: Service) -> None:
     """kill -9 leaves nobody to say goodbye; the connection ends, and that is enough."""
     process = run(service, "--unload", "--", "sleep", "60")
-    wait_until(lambda: bool(leases(service)) and bool(leases(service)[0]["granted"]), 15, "no lease")
+    wait_until(lambda: bool(leases(service)) and bool(leases(service)[0]["granted"]), "no lease")
     assert service.worker("a") is None
-    wait_until(lambda: bool(_children(process.pid)), 5, "no command")
+    wait_until(lambda: bool(_children(process.pid)), "no command")
     (command,) = _children(process.pid)
     process.kill()
     # The command has our pipes, and nobody to end it any more.
@@ -187,8 +185,8 @@ def _children(pid: int) -> list[int]:
 
 def test_a_signal_reaches_the_command(service: Service) -> None:
     process = run(service, "--", "sleep", "60")
-    wait_until(lambda: bool(leases(service)) and bool(leases(service)[0]["granted"]), 15, "no lease")
-    wait_until(lambda: bool(_children(process.pid)), 5, "no command")
+    wait_until(lambda: bool(leases(service)) and bool(leases(service)[0]["granted"]), "no lease")
+    wait_until(lambda: bool(_children(process.pid)), "no command")
     process.terminate()
     process.communicate(timeout=10)
     assert process.returncode == 128 + signal.SIGTERM
@@ -223,7 +221,7 @@ def test_a_program_leases_the_machine_by_http_for_as_long_as_it_is_connected(ser
                 break
         assert states == ["waiting", "leased"] or states == ["leased"]
         assert leases(service)[0]["holder"] == "a program"
-    wait_until(lambda: not leases(service), 5, "still leased")
+    wait_until(lambda: not leases(service), "still leased")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +255,7 @@ def test_a_stream_that_waits_for_a_lease_is_pinged(service: Service) -> None:
     holder = threading.Thread(target=hold)
     holder.start()
     try:
-        wait_until(lambda: bool(leases(service)) and bool(leases(service)[0]["granted"]), 10, "no lease")
+        wait_until(lambda: bool(leases(service)) and bool(leases(service)[0]["granted"]), "no lease")
         body = json.dumps(chat_body("a", "x", stream=True)).encode()
         with socket.create_connection((host, int(port)), timeout=40) as connection:
             connection.sendall(

@@ -14,8 +14,6 @@ from tests.fixtures.fake_shapes import COMMAND, Behaviour, Death, Load
 from tests.fixtures.models import write_fake_model
 from tests.fixtures.pools import Bench, running
 
-pytestmark = pytest.mark.timeout(40)
-
 
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:

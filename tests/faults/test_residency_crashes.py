@@ -11,9 +11,7 @@ import pytest
 from supervisor.settings import WatchSettings
 from supervisor.workers.upstream import UpstreamError
 from tests.fixtures.fake_shapes import COMMAND, Behaviour, Death, Load
-from tests.fixtures.pools import Bench, running
-
-pytestmark = pytest.mark.timeout(40)
+from tests.fixtures.pools import QUICK, Bench, running
 
 
 @pytest.fixture
@@ -85,12 +83,12 @@ async def test_a_failed_connection_to_a_healthy_worker_keeps_the_worker(tmp_path
 
 
 async def test_a_stopped_worker_is_noticed_by_its_silence(tmp_path: Path) -> None:
-    async with running(tmp_path) as bench:
+    async with running(tmp_path, watch=QUICK) as bench:
         entry = bench.model("a")
         await bench.chat(entry)
         os.kill(pid_of(bench, "a"), signal.SIGSTOP)
         # It accepts the connection and says nothing; the watch kills it, and the retry is served.
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(20):
             assert (await bench.chat(entry)).generation == 2
         worker = bench.worker("a")
         assert worker is not None and worker.last_exit is not None
@@ -98,17 +96,17 @@ async def test_a_stopped_worker_is_noticed_by_its_silence(tmp_path: Path) -> Non
 
 
 async def test_a_blocked_event_loop_is_noticed(tmp_path: Path) -> None:
-    async with running(tmp_path) as bench:
+    async with running(tmp_path, watch=QUICK) as bench:
         entry = bench.model("a")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             assert (await bench.chat(entry, Behaviour(block=True, generations=(1,)))).generation == 2
 
 
 async def test_an_engine_that_makes_no_step_is_noticed(tmp_path: Path) -> None:
     """The worker's loop answers health all the while."""
-    async with running(tmp_path) as bench:
+    async with running(tmp_path, watch=QUICK) as bench:
         entry = bench.model("a")
-        async with asyncio.timeout(12):
+        async with asyncio.timeout(20):
             assert (await bench.chat(entry, Behaviour(wedge=True, generations=(1,)))).generation == 2
         worker = bench.worker("a")
         assert worker is not None and worker.last_exit is not None
@@ -116,16 +114,16 @@ async def test_an_engine_that_makes_no_step_is_noticed(tmp_path: Path) -> None:
 
 
 async def test_slow_but_steady_work_is_not_taken_for_a_hang(tmp_path: Path) -> None:
-    async with running(tmp_path) as bench:
-        answer = await bench.chat(bench.model("a"), Behaviour(chunks=4, interval_ms=800))
+    async with running(tmp_path, watch=QUICK) as bench:
+        answer = await bench.chat(bench.model("a"), Behaviour(chunks=6, interval_ms=400))
         assert answer.generation == 1
 
 
 async def test_a_load_that_says_nothing_is_ended(tmp_path: Path) -> None:
-    watch = WatchSettings(silence_s=0.2, stall_s=2, drain_s=1, kill_grace_s=1)
+    watch = WatchSettings(silence_s=0.5, stall_s=5, drain_s=1, kill_grace_s=1)
     async with running(tmp_path, watch=watch) as bench:
         entry = bench.model("a", Load(never_ready=True, generations=(1,)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             assert (await bench.chat(entry)).generation == 2
 
 
@@ -144,7 +142,7 @@ async def test_a_worker_that_dies_at_load_waits_then_fails_and_costs_nothing(tmp
         before = me.cpu_times()
         await asyncio.sleep(1.0)
         after = me.cpu_times()
-        assert after.user + after.system - before.user - before.system < 0.05
+        assert after.user + after.system - before.user - before.system < 0.2
 
 
 async def test_a_worker_of_another_version_is_not_tried_again(tmp_path: Path) -> None:
@@ -181,7 +179,7 @@ async def test_a_client_that_leaves_reaches_the_worker(tmp_path: Path) -> None:
         entry = bench.model("a", max_concurrency=1)
         await bench.pool.load(entry)
         answers = [asyncio.ensure_future(bench.chat(entry, Behaviour(first_ms=60_000))) for _ in range(2)]
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(20):
             await bench.facts_with("a", lambda facts: facts.started == 1)
             for answer in answers:
                 answer.cancel()

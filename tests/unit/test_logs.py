@@ -344,7 +344,7 @@ def finished(events: Events, *numbers: int) -> None:
 async def test_lines_of_requests_are_written_soon_and_in_order(log: Path, events: Events) -> None:
     finished(events, 1, 2)
     assert log.read_text() == "", "they wait for each other"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not log.read_text():  # noqa: ASYNC110  # nobody tells when a file was written
             await asyncio.sleep(0.02)
     finished(events, 3)

@@ -230,7 +230,7 @@ async def test_leaving_early_closes_the_connection(tmp_path: Path) -> None:
     async with serving(tmp_path, handler) as (server, upstream):
         async with await upstream.request("GET", b"/x") as response:
             assert await anext(response) == b"a"
-        await asyncio.wait_for(server.gone.wait(), 5)
+        await asyncio.wait_for(server.gone.wait(), 20)
 
 
 @pytest.mark.parametrize("phase", ["head", "body"])
@@ -256,7 +256,7 @@ async def test_cancelling_closes_the_connection(tmp_path: Path, phase: str) -> N
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(server.gone.wait(), 5)
+        await asyncio.wait_for(server.gone.wait(), 20)
 
 
 async def test_a_cancelled_request_does_not_hurt_the_next_one(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ async def test_idle_connections_leave_in_time(tmp_path: Path) -> None:
         upstream = Upstream(server.path, idle_s=0.05)
         async with await upstream.request("GET", b"/x") as response:
             await response.read()
-        await asyncio.wait_for(server.gone.wait(), 5)
+        await asyncio.wait_for(server.gone.wait(), 20)
         async with await upstream.request("GET", b"/x") as response:
             await response.read()
         assert server.accepted == 2
@@ -362,7 +362,7 @@ async def test_close_ends_open_answers_and_refuses_new_ones(tmp_path: Path) -> N
         with pytest.raises(UpstreamError) as caught:
             await upstream.request("GET", b"/x")
         assert not caught.value.connected
-        await asyncio.wait_for(server.gone.wait(), 5)
+        await asyncio.wait_for(server.gone.wait(), 20)
 
 
 async def test_many_at_once(tmp_path: Path) -> None:
@@ -448,7 +448,7 @@ async def test_a_sink_that_fails_ends_the_pipe(tmp_path: Path) -> None:
         async with await upstream.request("GET", b"/x") as response:
             with pytest.raises(ValueError, match="a"):
                 await response.pipe(sink)
-        await asyncio.wait_for(server.gone.wait(), 5)
+        await asyncio.wait_for(server.gone.wait(), 20)
 
 
 async def test_a_sink_that_waits_holds_the_worker_back(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_client_that_leaves_stops_its_turn(service: Service) -> None:
     with opened(service) as socket:
         say(socket, fake={"chunks": 10_000, "interval_ms": 10})
         created = json.loads(socket.recv(timeout=20))
-    wait_until(lambda: (service.worker("a") or {})["in_flight"] == 0, 5, "the worker goes on")
+    wait_until(lambda: (service.worker("a") or {})["in_flight"] == 0, "the worker goes on")
     kept = service.client.get(f"/v1/responses/{created['response']['id']}").json()
     assert kept["status"] == "cancelled"
 

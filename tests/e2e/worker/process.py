@@ -84,7 +84,7 @@ class WorkerProcess:
 
     def client(self) -> httpx.Client:
         transport = httpx.HTTPTransport(uds=str(self.socket))
-        return httpx.Client(transport=transport, base_url="http://worker", timeout=30)
+        return httpx.Client(transport=transport, base_url="http://worker", timeout=240)
 
     def has_private_socket(self) -> bool:
         mode = self.socket.lstat().st_mode

@@ -37,7 +37,7 @@ class Worker:
         self.app: App | None = None
         self.ended: asyncio.Task[int] | None = None
         transport = httpx.AsyncHTTPTransport(uds=str(socket))
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=30)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=240)
 
     async def chat(self, text: str = "Hello", **fields: Any) -> httpx.Response:
         return await self.client.post("/v1/chat/completions", json=chat_body(text, **fields))
@@ -66,7 +66,7 @@ class Worker:
         body: Json = (await self.client.get("/admin/health")).json()
         return body
 
-    async def until(self, condition: Callable[[Json], bool], what: str, within_s: float = 10) -> Json:
+    async def until(self, condition: Callable[[Json], bool], what: str, within_s: float = 30) -> Json:
         """Ask for the health until it fulfils `condition`; nothing announces what happens inside."""
         try:
             async with asyncio.timeout(within_s):

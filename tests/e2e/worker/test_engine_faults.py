@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,10 @@ async def test_a_row_that_can_not_start_fails_alone(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_long_load_shows_signs_of_life_and_says_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    lively = threading.Event()
+
     def slow(*arguments: Any) -> Any:
-        time.sleep(2.3)
+        assert lively.wait(30)
         return load(*arguments)
 
     monkeypatch.setattr("worker.app.load", slow)
@@ -83,11 +85,14 @@ async def test_a_long_load_shows_signs_of_life_and_says_503(monkeypatch: pytest.
         early = await loading.chat()
         models = await loading.client.get("/v1/models")
         cancel = await loading.client.post("/admin/requests/x/cancel")
+        async with asyncio.timeout(20):
+            while sum(isinstance(status, Progress) for status in loading.said) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        lively.set()
         await loading.until(lambda health: health["state"] == "ready", "not ready")
     assert health["state"] == "loading"
     assert {early.status_code, models.status_code, cancel.status_code} == {503}
     assert early.json()["error"]["code"] == "loading"
-    assert sum(isinstance(status, Progress) for status in loading.said) >= 3
     assert isinstance(loading.said[-1], Ready)
 
 
@@ -104,7 +109,7 @@ async def test_told_to_stop_while_loading_it_stops(monkeypatch: pytest.MonkeyPat
         assert (await loading.health())["state"] == "loading"
         assert loading.app is not None and loading.ended is not None
         loading.app.stop()
-        assert await asyncio.wait_for(loading.ended, 3) == ExitCode.OK
+        assert await asyncio.wait_for(loading.ended, 20) == ExitCode.OK
         release.set()
 
 

@@ -56,7 +56,7 @@ def test_a_spare_costs_nothing_and_a_worker_survives_being_stopped_and_ends_grac
                 worker.process.send_signal(signal.SIGTERM)
                 rest = chunks(lines)
             assert rest[-1] == "[DONE]" or rest[-1]["error"]["code"] == "stopping"
-        assert worker.exit(5) == ExitCode.OK
+        assert worker.exit(20) == ExitCode.OK
         assert not worker.socket.exists()
 
 
@@ -77,9 +77,9 @@ def test_the_end_of_the_supervisor_ends_a_worker_in_native_code() -> None:
                 time.sleep(0.01)
             time.sleep(0.3)
             assert client.get("/admin/health").json()["steps"] == steps, "the loop lives beside the engine"
-            with within(2.0):
+            with within(10):
                 worker.stdin.close()
-                assert worker.exit(5) == ExitCode.OK
+                assert worker.exit(20) == ExitCode.OK
             asking.join(5)
         assert not worker.socket.exists()
 
@@ -102,12 +102,12 @@ def test_a_dead_engine_takes_the_process_with_it_and_tells_its_clients() -> None
                 lines = response.iter_lines()
                 next(lines)
                 whole = client.post("/v1/chat/completions", json=chat_body("!die"))
-                with within(2.0):
+                with within(10):
                     rest = chunks(lines)
         assert rest[-1]["error"]["code"] == "engine_unavailable"
         assert "[DONE]" not in rest
         assert (whole.status_code, whole.json()["error"]["code"]) == (502, "engine_unavailable")
-        assert worker.exit(5) == ExitCode.ENGINE
+        assert worker.exit(20) == ExitCode.ENGINE
         assert "the engine died" in worker.log()[-1]
 
 
@@ -117,7 +117,7 @@ def test_a_model_that_can_not_be_loaded_is_told_in_a_message_and_a_last_line(tmp
         failed = worker.settled()
         assert isinstance(failed, Failed)
         assert failed.kind is FailureKind.MISSING
-        assert worker.exit(5) == ExitCode.FAILED
+        assert worker.exit(20) == ExitCode.FAILED
         assert failed.message in worker.log()[-1]
 
 
@@ -125,7 +125,7 @@ def test_a_record_without_an_end_ends_with_2() -> None:
     with worker_process() as worker:
         with contextlib.suppress(BrokenPipeError):
             worker.launch(b"x" * (2**20 + 70_000))
-        assert worker.exit(5) == ExitCode.USAGE
+        assert worker.exit(20) == ExitCode.USAGE
         assert "too long" in worker.log()[-1]
 
 

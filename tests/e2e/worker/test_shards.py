@@ -18,7 +18,7 @@ from tests.e2e.worker.process import WorkerProcess, worker_process
 from tests.e2e.worker.serving import chat_body
 from tests.fixtures.tiny import Tiny, tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 HERE = Host("127.0.0.1", ("127.0.0.1",))
 TWO = Shards((HERE, HERE))

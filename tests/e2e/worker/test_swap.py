@@ -10,7 +10,7 @@ from tests.fixtures.harness import Service
 from tests.fixtures.models import models_config
 from tests.fixtures.tiny import Tiny, tiny_model
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 MEMORY = '[defaults]\nexclusive = true\nhold = "0s"\n'
 

@@ -156,7 +156,7 @@ async def test_a_place_is_free_before_the_step_that_follows(network: Any) -> Non
         await entered.get()
     engine.remove(1)
     passed.release()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while (await reports.get()).removed != [1]:
             pass
         # The step that follows has begun, and can't end.

@@ -50,7 +50,7 @@ async def test_pressure_is_told_as_long_as_it_lasts_and_calm_is_not() -> None:
         assert await pool.heard.get() == Level.CRITICAL
         assert not machine.held.is_set()
         pool.needed = 1
-        await asyncio.wait_for(machine.held.wait(), 5)
+        await asyncio.wait_for(machine.held.wait(), 20)
     finally:
         mood.close()
     assert machine.closed
@@ -61,6 +61,6 @@ async def test_a_calm_machine_is_left_alone() -> None:
     mood = Mood(pool, Events(), source=machine.source, assertion=machine, interval_s=0.001)
     mood.start()
     pool.needed = 1
-    await asyncio.wait_for(machine.held.wait(), 5)
+    await asyncio.wait_for(machine.held.wait(), 20)
     mood.close()
     assert pool.heard.empty()
