@@ -62,7 +62,7 @@ conformance: $(VENV)/.dev-ready
 
 # Claude Code, Codex and opencode from the npm registry, each for one question. Takes 1.2 GB under build/.
 agents: $(VENV)/.dev-ready
-	$(BIN)/python -m tests.conformance.agents
+	$(BIN)/python -m tests.conformance.agents $(ARGS)
 
 bench: $(VENV)/.dev-ready
 	$(BIN)/python -m tests.bench $(ARGS)

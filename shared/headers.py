@@ -9,9 +9,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 Fields = dict[bytes, bytes]
 """Headers by name in lower case."""
 
-PASSED_ON: Final = (
-    b"content-type",
-    b"accept",
+NAMING: Final = (
     b"x-request-id",
     b"traceparent",
     b"tracestate",
@@ -20,8 +18,15 @@ PASSED_ON: Final = (
     b"session_id",
     b"x-claude-code-session-id",
 )
+"""Headers that name a request, the trace that it is part of, and its conversation."""
+PASSED_ON: Final = (b"content-type", b"accept", *NAMING)
 """Headers that a worker gets of a client. The others stay here: keys, hosts, who is said to have asked."""
 _ONCE: Final = frozenset({b"host", b"origin", b"content-type", b"sec-fetch-site"})
+
+
+def naming(fields: Fields) -> Headers:
+    """Those of a client that a worker gets also where another body than the client's goes to it."""
+    return [(name, fields[name]) for name in NAMING if name in fields]
 
 
 def fields_of(headers: Headers) -> Fields:

@@ -146,6 +146,7 @@ class Supervisor:
             settings=settings.history,
             pool=self._pool,
             server=settings.server,
+            timelines=self._timelines,
             wanted=lambda body: wanted_of(body, self._catalog),
         )
         self._stop_asked = asyncio.Event()

@@ -10,6 +10,7 @@ from shared import sse
 from shared.errors import PublicError
 from shared.responses.asked import JsonSchemaFormat, ResponsesAsked, TextFormat
 from shared.responses.items import Item
+from shared.responses.tools import offered
 
 Response = dict[str, Any]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -41,7 +42,7 @@ def response_object(
     top_p: float | None = None,
 ) -> Response:
     """The response as it is before there is any output. What the request left out has its default."""
-    tools = [_tool(tool) for tool in asked.tools]
+    tools = [_tool(tool) for tool in asked.tools if offered(tool)]
     conversation = asked.conversation_id
     reasoning = asked.reasoning
     response: Response = {
@@ -106,6 +107,8 @@ def _first(*values: float | None) -> float:
 
 
 def _tool(tool: Item) -> Item:
+    if tool.get("type") == "namespace":
+        return {"description": "", **tool}
     return {"description": None, "parameters": None, "strict": None, **tool}
 
 

@@ -83,6 +83,7 @@ class FunctionCall(msgspec.Struct, frozen=True):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
     id: str | None = None
     status: Status | None = None
 

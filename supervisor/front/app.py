@@ -28,7 +28,7 @@ from supervisor.routes.parts import Residents
 from supervisor.routes.refusals import method_not_allowed, not_found
 from supervisor.settings import Settings
 from supervisor.telemetry.tally import Tally
-from supervisor.telemetry.timelines import Timelines
+from supervisor.telemetry.timelines import Mark, Timelines
 
 MAX_CONTROL_BODY_BYTES: Final = 1 << 20
 """Bodies of requests that the supervisor itself answers."""
@@ -90,7 +90,7 @@ class Front:
     def _count(self, came: Incoming) -> None:
         status = came.exchange.status or GONE
         self._tally.answered(_KNOWN.get(came.exchange.raw_path, "other"), came.model, status)
-        if came.mark is not None:
+        if came.mark is not None and not came.mark.goes_on:
             self._timelines.end(came.mark, status)
 
     async def _serve(self, came: Incoming) -> None:
@@ -155,7 +155,7 @@ class Front:
                 fields,
                 body,
                 came.labels,
-                lambda model: self._found(came, model),
+                lambda model, mark: self._found(came, model, mark),
                 came.mark,
             )
         )
@@ -167,7 +167,7 @@ class Front:
         body = await body_of(exchange, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
         wanted = wanted_of(body, self._catalog)
         entry = wanted.entry
-        self._found(came, entry.id)
+        self._found(came, entry.id, came.mark)
         ping = ping_for(path, entry.id, self._server) if wanted.stream else None
         request = Forwarded(
             exchange,
@@ -187,11 +187,11 @@ class Front:
         """It gets a timeline."""
         came.mark = self._timelines.begin(came.name.decode(), came.exchange.path, came.at)
 
-    def _found(self, came: Incoming, model: str) -> None:
-        """It turned out to be for this model."""
+    def _found(self, came: Incoming, model: str, mark: Mark | None) -> None:
+        """It turned out to be for this model, and so did the turn that `mark` is of."""
         came.model = model
-        if came.mark is not None:
-            came.mark.parsed(model, self._pool.state_of(model))
+        if mark is not None:
+            mark.parsed(model, self._pool.state_of(model))
 
 
 class _Labelled:

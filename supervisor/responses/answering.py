@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable
 import orjson
 
 from shared.errors import PublicError
+from shared.headers import Headers
 from supervisor.relay import Slots
 from supervisor.responses.transcript import Transcript
 from supervisor.responses.turns import Resolved
+from supervisor.telemetry.timelines import Mark
 from supervisor.workers.upstream import UpstreamError, UpstreamResponse
 
 Hear = Callable[[list[bytes]], Awaitable[None]]
@@ -23,17 +25,23 @@ async def answer(
     hear: Hear,
     *,
     announced: int = 0,
+    naming: Headers = (),
+    mark: Mark | None = None,
 ) -> None:
     """Give `hear` the events as they come, the last one included, whatever becomes of the worker.
 
+    `naming` are headers for the worker; `mark` is told when there is a place.
+
     A worker that dies before its first event is replaced once. Raises PublicError when nothing was heard.
     """
-    headers = (_JSON, request.header(announced=announced))
+    headers = (_JSON, *naming, request.header(announced=announced))
     body = request.body(stream=True)
     failed = 0
     heard = False
     while True:
         async with pool.slot(request.entry, after=failed) as slot:
+            if mark is not None:
+                mark.placed()
             try:
                 async with await slot.upstream.request("POST", b"/v1/responses", headers, body) as response:
                     if response.status != 200:

@@ -11,6 +11,7 @@ import msgspec
 
 from shared import sse
 from shared.errors import Api, PublicError, invalid
+from shared.headers import naming
 from shared.responses.answer import Response, error_event
 from shared.responses.asked import parse_asked
 from supervisor.database import Database, DatabaseError
@@ -28,7 +29,7 @@ from supervisor.responses.queries import Query
 from supervisor.responses.recorder import Recorder
 from supervisor.responses.turns import Resolved, resolve
 from supervisor.settings import HistorySettings, ServerSettings
-from supervisor.telemetry.timelines import Mark
+from supervisor.telemetry.timelines import Mark, Timelines
 
 _JSON: Final = (b"content-type", b"application/json")
 _MAX_SEQUENCE: Final = 10**12
@@ -41,11 +42,11 @@ class Asked(msgspec.Struct, frozen=True):
     method: str
     path: bytes
     query: bytes
-    fields: Mapping[bytes, bytes]
+    fields: dict[bytes, bytes]
     body: bytes
     labels: Sequence[tuple[bytes, bytes]]
-    found: Callable[[str], None]
-    """Told the id of the model, once it is known."""
+    found: Callable[[str, Mark | None], None]
+    """Told the id of the model, once it is known, and whose timeline is to say so."""
     mark: Mark | None = None
     """Of its timeline."""
 
@@ -60,13 +61,15 @@ class Responses:
         settings: HistorySettings,
         server: ServerSettings,
         pool: Slots,
+        timelines: Timelines,
         wanted: Callable[[bytes], Wanted],
     ) -> None:
         self.history = History(database, settings)
-        self.background = Background(self.history, pool)
+        self.background = Background(self.history, pool, timelines)
         self._conversing = Conversing(Conversations(database), self.history)
         self._pool = pool
         self._server = server
+        self._timelines = timelines
         self._wanted = wanted
 
     async def start(self) -> None:
@@ -147,7 +150,7 @@ class Responses:
     async def resolved(self, asked: Asked) -> Resolved:
         """The request with all that it refers to. Raises PublicError."""
         wanted = self._wanted(asked.body)
-        asked.found(wanted.entry.id)
+        asked.found(wanted.entry.id, asked.mark)
         return await resolve(parse_asked(wanted.body), wanted, self.history)
 
     async def _create(self, asked: Asked) -> None:
@@ -158,7 +161,7 @@ class Responses:
                 return
             request = fitting
         if request.asked.background:
-            run = await self.background.begin(request)
+            run = await self.background.begin(request, naming(asked.fields), asked.mark)
             if request.asked.stream:
                 await _follow(asked, run.follow())
             else:
@@ -196,7 +199,13 @@ class Responses:
             asked.exchange, asked.fields, asked.labels, max_message_bytes=self._server.max_body_bytes
         )
         session = Session(
-            socket, history=self.history, pool=self._pool, wanted=self._wanted, found=asked.found
+            socket,
+            history=self.history,
+            pool=self._pool,
+            wanted=self._wanted,
+            found=asked.found,
+            fields=asked.fields,
+            timelines=self._timelines,
         )
         await session.run()
 

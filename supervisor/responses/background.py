@@ -9,6 +9,7 @@ from typing import Final
 
 from shared import sse
 from shared.errors import PublicError
+from shared.headers import Headers
 from shared.responses.answer import Response, lifecycle_event
 from supervisor.history.history import INTERRUPTED, History
 from supervisor.relay import Slots
@@ -16,26 +17,41 @@ from supervisor.responses.answering import answer
 from supervisor.responses.condensing import fitted
 from supervisor.responses.transcript import EVENT_END, Transcript
 from supervisor.responses.turns import Resolved
+from supervisor.telemetry.timelines import Mark, Timelines
 
 _ANNOUNCED: Final = 2
 """Events before the worker's first: created and queued."""
 _PING_S: Final = 15.0
+CANCELLED: Final = 499
+"""The status in the timeline of what its client did not want any more; nobody gets it."""
 
 
 class Background:
     """Owns the tasks."""
 
-    def __init__(self, history: History, pool: Slots) -> None:
+    def __init__(self, history: History, pool: Slots, timelines: Timelines) -> None:
         self._history = history
         self._pool = pool
+        self._timelines = timelines
         self._running: dict[str, Run] = {}
 
-    async def begin(self, request: Resolved) -> "Run":
-        """Line it up; it is kept from here on. Raises DatabaseError."""
-        run = Run(request, self._history, self._pool)
+    async def begin(self, request: Resolved, naming: Headers = (), mark: Mark | None = None) -> "Run":
+        """Line it up; it is kept from here on. Raises DatabaseError.
+
+        `naming` are headers for the worker; `mark` is of its timeline, which ends with the response.
+        """
+        run = Run(request, self._history, self._pool, naming, mark)
         await self._history.keep_now(run.response, request.turn(background=True))
         self._running[request.context.id] = run
-        run.start(lambda: self._running.pop(request.context.id, None))
+        if mark is not None:
+            mark.goes_on = True
+
+        def over(status: int) -> None:
+            self._running.pop(request.context.id, None)
+            if mark is not None:
+                self._timelines.end(mark, status)
+
+        run.start(over)
         return run
 
     def get(self, response_id: str) -> "Run | None":
@@ -57,10 +73,14 @@ class Background:
 class Run:
     """One response under way, and its events so far."""
 
-    def __init__(self, request: Resolved, history: History, pool: Slots) -> None:
+    def __init__(
+        self, request: Resolved, history: History, pool: Slots, naming: Headers, mark: Mark | None
+    ) -> None:
         self._request = request
         self._history = history
         self._pool = pool
+        self._naming = naming
+        self._mark = mark
         queued = request.announced("queued")
         self._events = [
             lifecycle_event("response.created", queued, 0),
@@ -88,8 +108,8 @@ class Run:
     def streamed(self) -> bool:
         return bool(self._request.asked.stream)
 
-    def start(self, over: Callable[[], object]) -> None:
-        """Begin; `over` is called when it is over and kept."""
+    def start(self, over: Callable[[int], object]) -> None:
+        """Begin; `over` is called when it is over and kept, with the status that says how it went."""
         self._task = asyncio.get_running_loop().create_task(
             self._run(over), name=f"background {self._request.context.id}"
         )
@@ -128,22 +148,32 @@ class Run:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    async def _run(self, over: Callable[[], object]) -> None:
-        transcript = self._transcript
+    async def _run(self, over: Callable[[int], object]) -> None:
+        transcript, status = self._transcript, 200
         try:
             if self._request.asked.truncation == "auto":
                 self._request = await fitted(self._request, self._pool)
-            await answer(self._request, self._pool, transcript, self._hear, announced=_ANNOUNCED)
+            await answer(
+                self._request,
+                self._pool,
+                transcript,
+                self._hear,
+                announced=_ANNOUNCED,
+                naming=self._naming,
+                mark=self._mark,
+            )
         except PublicError as error:
+            status = error.status
             await self._hear([transcript.fail(error)])
         except asyncio.CancelledError:
             # Only `interrupt` cancels it; the task ends here either way.
             if not transcript.ended:
+                status = CANCELLED if self._why is None else self._why.status
                 await self._hear([transcript.stop() if self._why is None else transcript.fail(self._why)])
         finally:
             events = b"".join(self._events) if self.streamed else None
             self._history.keep(self.response, self._request.turn(background=True), events=events)
-            over()
+            over(status)
 
     async def _hear(self, events: list[bytes]) -> None:
         self._events += [event for event in events if event.startswith(b"event: ")]

@@ -5,6 +5,7 @@ with its new items alone. Source: OpenAI's guide, "WebSocket mode", and its SDK'
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,6 +13,8 @@ import msgspec
 import orjson
 
 from shared.errors import PublicError, invalid
+from shared.headers import Fields, naming
+from shared.request_ids import HEADER
 from shared.responses.answer import Response, event
 from shared.responses.asked import parse_asked
 from supervisor.database import DatabaseError
@@ -19,11 +22,13 @@ from supervisor.history.history import History
 from supervisor.http.websocket import WebSocket
 from supervisor.relay import Slots, Wanted
 from supervisor.responses.answering import answer
+from supervisor.responses.background import CANCELLED
 from supervisor.responses.condensing import fitted
 from supervisor.responses.failures import history_unavailable
 from supervisor.responses.memory import Memory
 from supervisor.responses.transcript import Transcript, payload
 from supervisor.responses.turns import Resolved, resolve
+from supervisor.telemetry.timelines import Mark, Timelines
 
 _MAX_WAITING: Final = 16
 """Turns that may wait for the one in hand."""
@@ -51,15 +56,21 @@ class Session:
         history: History,
         pool: Slots,
         wanted: Callable[[bytes], Wanted],
-        found: Callable[[str], None],
+        found: Callable[[str, Mark | None], None],
+        fields: Fields,
+        timelines: Timelines,
     ) -> None:
+        """`fields` are the headers that the connection came with."""
         self._socket = socket
         self._history = history
         self._pool = pool
         self._wanted = wanted
         self._found = found
+        self._fields = fields
+        self._timelines = timelines
         self._memory = Memory()
-        self._waiting: asyncio.Queue[str] = asyncio.Queue(_MAX_WAITING)
+        self._waiting: asyncio.Queue[tuple[str, float]] = asyncio.Queue(_MAX_WAITING)
+        self._turns = 0
 
     async def run(self) -> None:
         """Until the client leaves; what it waits for then is stopped."""
@@ -67,7 +78,7 @@ class Session:
         try:
             while (message := await self._socket.receive()) is not None:
                 try:
-                    self._waiting.put_nowait(message)
+                    self._waiting.put_nowait((message, time.monotonic()))
                 except asyncio.QueueFull:
                     await self._refuse(
                         PublicError(429, "queue_full", f"{_MAX_WAITING} turns wait here already."), None
@@ -78,20 +89,35 @@ class Session:
 
     async def _take_turns(self) -> None:
         while True:
-            message = await self._waiting.get()
-            envelope = _Envelope("")
+            message, came = await self._waiting.get()
+            self._turns += 1
+            name = b"%b:%d" % (self._fields[HEADER], self._turns)
+            mark = self._timelines.begin(name.decode(), "/v1/responses", came)
+            status = CANCELLED
             try:
-                envelope, body = _opened(message)
-                await self._take_turn(envelope, body)
-            except PublicError as error:
-                self._memory.forget(envelope.previous_response_id)
-                await self._refuse(error, envelope.stream_id)
-            except DatabaseError as error:
-                await self._refuse(history_unavailable(error), envelope.stream_id)
+                status = await self._take_message(message, name, mark)
+            finally:
+                self._timelines.end(mark, status)
 
-    async def _take_turn(self, envelope: _Envelope, body: bytes) -> None:
+    async def _take_message(self, message: str, name: bytes, mark: Mark) -> int:
+        """Returns the status that says how it went."""
+        envelope = _Envelope("")
+        try:
+            envelope, body = _opened(message)
+            await self._take_turn(envelope, body, name, mark)
+        except PublicError as error:
+            self._memory.forget(envelope.previous_response_id)
+            await self._refuse(error, envelope.stream_id)
+            return error.status
+        except DatabaseError as error:
+            refusal = history_unavailable(error)
+            await self._refuse(refusal, envelope.stream_id)
+            return refusal.status
+        return 200
+
+    async def _take_turn(self, envelope: _Envelope, body: bytes, name: bytes, mark: Mark) -> None:
         wanted = self._wanted(body)
-        self._found(wanted.entry.id)
+        self._found(wanted.entry.id, mark)
         request = await resolve(parse_asked(wanted.body), wanted, self._history, self._memory)
         if envelope.generate is False:
             await self._prepare(request, envelope.stream_id)
@@ -109,7 +135,8 @@ class Session:
                     await self._send(payload(one), envelope.stream_id)
 
         try:
-            await answer(request, self._pool, transcript, hear)
+            named = naming({**self._fields, HEADER: name})
+            await answer(request, self._pool, transcript, hear, naming=named, mark=mark)
         except asyncio.CancelledError:
             if transcript.response is not None and not transcript.ended:
                 transcript.stop()

@@ -80,6 +80,8 @@ class Mark(msgspec.Struct, gc=False, eq=False):
     tokens_out: int | None = None
     told: bool = False
     """Whether the event of its end was told."""
+    goes_on: bool = False
+    """The request is answered in the background: it outlasts the connection that it came on."""
 
     def parsed(self, model: str, state: str | None) -> None:
         """Its body is there and its model is known."""

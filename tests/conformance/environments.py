@@ -38,16 +38,24 @@ def environment(name: str) -> Path:
 
 
 def node_modules(name: str) -> Path:
-    """A folder with what is in `inside/NAME` and what its package-lock.json names. Needs npm."""
+    """A folder with what `inside/NAME` wants: what its package-lock.json names, or without one just the
+    versions in its package.json. Needs npm.
+
+    Programs that come as a package for each platform have no lock: npm takes one only with all of them in
+    it, and not every registry has them all.
+    """
     source = Path(__file__).parent / "inside" / name
     folder = _BUILT / name
     stamp = folder / "locked"
-    digest = hashlib.sha256((source / "package-lock.json").read_bytes()).hexdigest()
+    locked = (source / "package-lock.json").exists()
+    wanted = (source / ("package-lock.json" if locked else "package.json")).read_bytes()
+    digest = hashlib.sha256(wanted).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
         shutil.copy(path, folder)
     if not stamp.exists() or stamp.read_text() != digest:
-        _run("npm", "ci", "--silent", "--no-audit", "--no-fund", cwd=folder)
+        command = ("ci",) if locked else ("install", "--no-package-lock")
+        _run("npm", *command, "--no-audit", "--no-fund", "--loglevel", "error", cwd=folder)
         stamp.write_text(digest)
     return folder
 

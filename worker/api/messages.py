@@ -11,10 +11,10 @@ from typing import Any, Final
 import orjson
 
 from shared.errors import PublicError
-from worker.api.exchange import Exchange
+from worker.api.exchange import Exchange, Headers
 from worker.api.messages_blocks import Added, Blocks, Closed, Opened, Step
 from worker.api.messages_stream import MessageStream, empty_block
-from worker.api.messages_wire import CountAsked, MessagesAsked, prompt_of, to_request
+from worker.api.messages_wire import CountAsked, MessagesAsked, left_out, prompt_of, to_request
 from worker.api.session import in_session
 from worker.api.structure_wire import warning_headers
 from worker.api.validation import decode
@@ -77,7 +77,7 @@ class Messages:
                     **_ending(end, asked),
                     "content": answer.content if asked.max_tokens else [],
                 }
-                await exchange.answer(200, orjson.dumps(body), warning_headers(reply.warnings))
+                await exchange.answer(200, orjson.dumps(body), _warnings(reply, asked))
 
     async def _stream(self, exchange: Exchange, reply: Reply, asked: MessagesAsked) -> None:
         stream = MessageStream(shows_thinking=asked.shows_thinking)
@@ -85,7 +85,7 @@ class Messages:
             data = b""
             if not exchange.started:
                 # Not before the first token: until then an error can still be a status.
-                await exchange.start_events(warning_headers(reply.warnings))
+                await exchange.start_events(_warnings(reply, asked))
                 begun = usage_object(Usage(reply.prompt_tokens, 0, reply.cached_tokens))
                 data = stream.begin(self._message(reply.id, begun))
             if asked.max_tokens:
@@ -111,6 +111,10 @@ class Messages:
             "container": None,
             "usage": usage,
         }
+
+
+def _warnings(reply: Reply, asked: MessagesAsked) -> Headers:
+    return warning_headers([*reply.warnings, *filter(None, [left_out(asked)])])
 
 
 class _Answer:

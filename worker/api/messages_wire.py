@@ -5,6 +5,7 @@ ignored, as are those that say how to bill and where to run; whatever would chan
 refused.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -21,6 +22,8 @@ from worker.text.grammar.spec import Spec, spec_of
 LEAST_BUDGET_TOKENS: Final = 1024
 MAX_MESSAGES: Final = 100_000
 _TOOLS: Final = "only tools of your own are supported, none that run on a server or come with the API"
+_COMES_WITH_THE_API: Final = re.compile("[a-z_]+_20[0-9]{6}")
+"""How Anthropic names the types of such tools: `web_search_20250305`, `bash_20250124`."""
 
 
 class Metadata(msgspec.Struct, frozen=True):
@@ -194,9 +197,25 @@ def _structure(asked: CountAsked) -> Spec | None:
     return None if spec is None else msgspec.structs.replace(spec, param=f"{param}.schema")
 
 
+def left_out(asked: CountAsked) -> str | None:
+    """The value of a `Warning` header about tools that the model was not given."""
+    names = [
+        f"tools[{index}] ({tool.type})" for index, tool in enumerate(asked.tools or ()) if _is_theirs(tool)
+    ]
+    return f'299 - "left out: {", ".join(names)}; {_TOOLS}"' if names else None
+
+
+def _is_theirs(tool: WireTool) -> bool:
+    return tool.type is not None and _COMES_WITH_THE_API.fullmatch(tool.type) is not None
+
+
 def _calling(tools: Sequence[WireTool], choice: ToolChoice | None) -> Calling:
-    known = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    return calling(known, _choice(choice, [tool.name for tool in tools]))
+    """Tools that come with the API are left out where there are others, as nothing is said against an answer
+    without them; alone, they are what the request is about, and it is refused."""
+    alone = all(map(_is_theirs, tools))
+    ours = [(index, tool) for index, tool in enumerate(tools) if alone or not _is_theirs(tool)]
+    known = [_function(tool, f"tools[{index}]") for index, tool in ours]
+    return calling(known, _choice(choice, [tool.name for _, tool in ours]))
 
 
 def _choice(choice: ToolChoice | None, names: Sequence[str]) -> str | Mapping[str, Any] | None:

@@ -7,7 +7,7 @@ Source: OpenAI's API reference, "The response object".
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -17,7 +17,7 @@ from shared.errors import PublicError
 from shared.responses.answer import CONTEXT_HEADER, Context, Response, failed, response_object, usage_object
 from shared.responses.asked import ResponsesAsked, parse_asked
 from shared.responses.items import new_id
-from worker.api.exchange import Exchange
+from worker.api.exchange import Exchange, Headers
 from worker.api.responses_output import END, Output
 from worker.api.responses_wire import Extras, to_request
 from worker.api.session import in_session
@@ -53,7 +53,7 @@ class Responses:
     async def _whole(self, exchange: Exchange, choices: Choices, answer: "_Answer") -> None:
         async for batch in choices.batches():
             answer.take(batch[0][1])
-        await exchange.answer(200, orjson.dumps(answer.response), warning_headers(choices.warnings))
+        await exchange.answer(200, orjson.dumps(answer.response), answer.warning_headers(choices.warnings))
 
     async def _stream(self, exchange: Exchange, choices: Choices, answer: "_Answer") -> None:
         try:
@@ -61,7 +61,7 @@ class Responses:
                 data = b""
                 if not exchange.started:
                     # Not before the first token: until then an error can still be a status.
-                    await exchange.start_events(warning_headers(choices.warnings))
+                    await exchange.start_events(answer.warning_headers(choices.warnings))
                     data = answer.opening()
                 await exchange.write(data + answer.take(batch[0][1]))
         except PublicError as error:
@@ -114,6 +114,8 @@ class _Answer:
 
     def __init__(self, asked: ResponsesAsked, context: Context, model: str, choices: Choices) -> None:
         sampling = choices.replies[0].row.sampling
+        calling = asked.calling
+        self._warning = calling.warning
         self.response: Response = response_object(
             asked,
             context,
@@ -127,7 +129,12 @@ class _Answer:
             number=context.sequence_number,
             as_summary=asked.reasoning is not None and asked.reasoning.told_as_summary,
             sealed=asked.sealed_reasoning,
+            called=calling.called,
         )
+
+    def warning_headers(self, warnings: Sequence[str]) -> Headers:
+        """`warnings` are of the parts that all formats share."""
+        return warning_headers([*warnings, *filter(None, [self._warning])])
 
     def opening(self) -> bytes:
         """The events before any output."""

@@ -5,7 +5,7 @@ Source: OpenAI's API reference, "Responses: streaming events".
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
 
 import orjson
@@ -24,14 +24,20 @@ _Named = tuple[str, Fields]
 
 
 class Output:
-    """The output items of one response as they come. `number` is of the next event."""
+    """The output items of one response as they come. `number` is of the next event.
 
-    def __init__(self, *, number: int, as_summary: bool, sealed: bool) -> None:
+    `called` gives the fields that name a function, of the name that the model knows it by.
+    """
+
+    def __init__(
+        self, *, number: int, as_summary: bool, sealed: bool, called: Callable[[str], dict[str, str]]
+    ) -> None:
         self.number = number
         self.items: list[Item] = []
         """Those that are complete, or as complete as they get."""
         self._as_summary = as_summary
         self._sealed = sealed
+        self._called = called
         self._open: _Message | _Thinking | _Call | None = None
 
     def take(self, events: Iterable[ReplyEvent]) -> bytes:
@@ -83,7 +89,8 @@ class Output:
     def _call(self, event: ReplyEvent) -> bytes:
         match event:
             case CallBegan(_, call_id, name):
-                return self._begin(_Call(len(self.items) + (self._open is not None), call_id, name))
+                index = len(self.items) + (self._open is not None)
+                return self._begin(_Call(index, call_id, self._called(name)))
             case CallEnded():
                 return self.close("completed")
             case CallVoided():
@@ -215,11 +222,11 @@ class _Thinking:
 class _Call:
     """A function that the model calls."""
 
-    def __init__(self, index: int, call_id: str, name: str) -> None:
+    def __init__(self, index: int, call_id: str, function: dict[str, str]) -> None:
         self._id = item_id("function_call")
         self._index = index
         self._call_id = call_id
-        self._function = name
+        self._function = function
         self._pieces: list[str] = []
         self._place: Final = {"item_id": self._id, "output_index": index}
         self._delta = _Delta("function_call_arguments", self._place)
@@ -234,7 +241,7 @@ class _Call:
 
     def closing(self, status: Status) -> list[_Named]:
         arguments = "".join(self._pieces)
-        done = {**self._place, "name": self._function, "arguments": arguments}
+        done = {**self._place, "name": self._function["name"], "arguments": arguments}
         return [
             ("response.function_call_arguments.done", done),
             ("response.output_item.done", {"output_index": self._index, "item": self.whole(status)}),
@@ -247,7 +254,7 @@ class _Call:
             "status": status,
             "arguments": "".join(self._pieces),
             "call_id": self._call_id,
-            "name": self._function,
+            **self._function,
         }
 
 

@@ -28,6 +28,7 @@ from shared.responses.items import (
     parse_item,
 )
 from shared.responses.sealed import unseal
+from shared.responses.tools import Calling
 from worker.api.chat_messages import parsed_arguments
 from worker.api.sampling_wire import SamplingFields, request_fields
 from worker.api.validation import check_range
@@ -61,7 +62,7 @@ def to_request(asked: ResponsesAsked, extras: Extras, *, history: int = 0) -> Re
         messages=_messages(asked, history),
         max_tokens=asked.max_output_tokens,
         logprobs=asked.logprobs,
-        tools=tuple(tool.chat_shape() for tool in calling.tools),
+        tools=calling.chat_shapes(),
         calls=calling.calls,
         named_tool=calling.named,
         # Whoever names a function wants one call of it.
@@ -86,7 +87,7 @@ def _structure(asked: ResponsesAsked) -> Spec | None:
 
 
 def _messages(asked: ResponsesAsked, history: int) -> tuple[Message, ...]:
-    turns = _Turns()
+    turns = _Turns(asked.calling)
     if asked.instructions:
         turns.add(Message("developer", asked.instructions))
     items = asked.items
@@ -100,7 +101,8 @@ def _messages(asked: ResponsesAsked, history: int) -> tuple[Message, ...]:
 class _Turns:
     """The conversation as it grows. What the model did before somebody else spoke is one turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, calling: Calling) -> None:
+        self._calling = calling
         self._messages: list[Message] = []
         self._names: dict[str, str] = {}
         """Of the functions that were called, by the calls' ids."""
@@ -120,7 +122,8 @@ class _Turns:
                 if self._said or self._calls:
                     self._end_turn()
                 self._reasoning += _thought(reasoning)
-            case FunctionCall(call_id, name, arguments):
+            case FunctionCall(call_id, name, arguments, namespace):
+                name = self._calling.told(name, namespace)
                 self._names[call_id] = name
                 self._calls.append(ToolCall(name, parsed_arguments(arguments), call_id))
             case FunctionCallOutput(output, call_id):

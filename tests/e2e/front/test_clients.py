@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.fixtures.facts import facts
 from tests.fixtures.harness import Service, chat_body, wait_until
 from tests.fixtures.models import models_config, write_fake_model
 
@@ -28,15 +29,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with Service(base / "home", fake=True, config=limits + config) as service:
         assert service.chat("a").status_code == 200
         yield service
-
-
-def facts(service: Service, model: str = "a") -> dict[str, Any]:
-    """What the fake worker has seen, asked on its own socket."""
-    worker = service.worker(model)
-    assert worker is not None
-    with httpx.Client(transport=httpx.HTTPTransport(uds=worker["socket"])) as client:
-        seen: dict[str, Any] = client.get("http://worker/admin/fake").json()
-        return seen
 
 
 def ask(service: Service, body: dict[str, Any]) -> socket.socket:

@@ -10,11 +10,18 @@ import httpx
 import openai
 import pytest
 
+from tests.fixtures.facts import told_to_worker
 from tests.fixtures.harness import Service, wait_until
 from tests.fixtures.models import models_config, write_fake_model
 from tests.fixtures.responses import check_events, check_response, parse_stream
 
 Json = dict[str, Any]
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def timeline(service: Service, name: str) -> Json:
+    found: Json = service.client.get("/stats", params={"request": name}).json()
+    return found
 
 
 def begin(sdk: openai.OpenAI, fake: Json, model: str = "a", **fields: Any) -> Any:
@@ -74,6 +81,21 @@ def test_a_stream_can_be_left_and_taken_up_again(service: Service, sdk: openai.O
     whole = service.client.get(f"/v1/responses/{response_id}", params={"stream": "true"})
     assert check_events(parse_stream(whole.content)) == response
     assert [event["type"] for event in first[:2]] == ["response.created", "response.queued"]
+
+
+def test_it_is_traced_from_its_coming_to_its_end(service: Service, sdk: openai.OpenAI) -> None:
+    named = {"x-request-id": "mine", "traceparent": TRACE, "x-session-id": "s"}
+    made = begin(sdk, {"chunks": 2, "first_ms": 300}, extra_headers=named)
+    until(sdk, made.id, "completed")
+    wait_until(lambda: "ended_ms" in timeline(service, "mine"), "its timeline goes on")
+    line = timeline(service, "mine")
+    assert (line["status"], line["model"]) == (200, "a")
+    assert line["ended_ms"] >= 300 and line["placed_ms"] <= line["ended_ms"]
+    assert told_to_worker(service, *named) == named
+    cancelled = begin(sdk, {"chunks": 1000, "interval_ms": 20}, extra_headers={"x-request-id": "other"})
+    assert "ended_ms" not in timeline(service, "other"), "the answer that it is queued is not its end"
+    sdk.responses.cancel(cancelled.id)
+    wait_until(lambda: timeline(service, "other").get("status") == 499, "it was cancelled")
 
 
 def test_cancelling(service: Service, sdk: openai.OpenAI) -> None:

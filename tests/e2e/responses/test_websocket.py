@@ -12,6 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
+from tests.fixtures.facts import told_to_worker
 from tests.fixtures.harness import Service, wait_until
 from tests.fixtures.models import models_config, write_fake_model
 from tests.fixtures.responses import check_events
@@ -94,6 +95,19 @@ def test_turns_without_a_store(service: Service, sdk: openai.OpenAI) -> None:
         assert text(turn(socket, input=whole, store=False, **ECHO)) == "user: One|user: Three|"
         stored = sdk.responses.create(model="a", input="Kept", extra_body=ECHO)
         assert text(turn(socket, previous_response_id=stored.id, **ECHO)).startswith("user: Kept|")
+
+
+def test_each_turn_has_a_timeline_and_the_worker_gets_its_name(service: Service) -> None:
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    with opened(service, additional_headers={"x-request-id": "socket", "traceparent": trace}) as socket:
+        turn(socket)
+        refusal(socket, temperature=9)
+        turn(socket)
+        told = told_to_worker(service, "x-request-id", "traceparent")
+        assert told == {"x-request-id": "socket:3", "traceparent": trace}
+    lines = [service.client.get("/stats", params={"request": f"socket:{n}"}).json() for n in (1, 2, 3)]
+    assert [line["status"] for line in lines] == [200, 400, 200]
+    assert lines[0]["model"] == "a" and lines[0]["placed_ms"] <= lines[0]["ended_ms"]
 
 
 def test_a_turn_that_only_prepares(service: Service) -> None:

@@ -230,6 +230,7 @@ async def supervised(
             settings=settings.history,
             pool=pool,
             server=settings.server,
+            timelines=timelines,
             wanted=lambda body: wanted_of(body, catalog),
         )
         front = Front(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shared.errors import PublicError
-from worker.api.messages_wire import MessagesAsked, to_request
+from worker.api.messages_wire import CountAsked, MessagesAsked, left_out, to_request
 from worker.api.validation import decode
 from worker.request import Asked, Message, Request, ToolCall
 
@@ -23,6 +23,17 @@ SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 def parse(*messages: Any, **fields: Any) -> Request:
     asked = {"model": "m", "max_tokens": 9, "messages": messages or [USER], **fields}
     return to_request(decode(json.dumps(asked).encode(), MessagesAsked))
+
+
+def test_tools_that_come_with_the_api_are_left_out_among_others() -> None:
+    theirs = {"type": "web_search_20250305", "name": "web_search"}
+    assert [tool["function"]["name"] for tool in parse(tools=[theirs, TOOL]).tools] == ["look"]
+    body = {"model": "m", "messages": [USER], "tools": [theirs, TOOL]}
+    told = left_out(decode(json.dumps(body).encode(), CountAsked))
+    assert told is not None and "tools[0] (web_search_20250305)" in told
+    with pytest.raises(PublicError) as caught:
+        parse(tools=[theirs, TOOL], tool_choice={"type": "tool", "name": "web_search"})
+    assert caught.value.param == "tool_choice.name"
 
 
 def user(*blocks: Any) -> dict[str, Any]:
@@ -99,7 +110,8 @@ def text(said: str) -> dict[str, Any]:
         ({"tools": {}}, "tools"),
         ({"tools": [{"name": "look"}]}, "tools[0].input_schema"),
         ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0].name"),
-        ({"tools": [TOOL, {"type": "web_search_20250305", "name": "web_search"}]}, "tools[1].type"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL, {"type": "mystery", "name": "web_search"}]}, "tools[1].type"),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),

@@ -80,6 +80,18 @@ def test_thinking_text_and_calls_are_items_in_order() -> None:
     assert {item["status"] for item in response["output"]} == {"completed"}
 
 
+def test_a_call_names_the_namespace_of_its_function() -> None:
+    function: Json = {"type": "function", "name": "go", "parameters": {}, "strict": None}
+    tools = [{"type": "namespace", "name": name, "description": "", "tools": [function]} for name in "ab"]
+    response = stream(
+        [CallBegan(0, "c", "b__go"), CallArguments(0, "{}"), CallEnded(0), Finished("tool_calls", USAGE)],
+        tools=[*tools, {"type": "web_search"}],
+    )
+    (call,) = response["output"]
+    assert (call["name"], call["namespace"]) == ("go", "b")
+    assert [tool["type"] for tool in response["tools"]] == ["namespace", "namespace"], "what the model had"
+
+
 def test_thinking_as_a_summary_and_sealed() -> None:
     response = stream(
         [Reasoning("Hm"), Reasoning("."), Finished("stop", USAGE)],

@@ -126,6 +126,28 @@ def test_tools_and_their_choice() -> None:
     assert [tool["function"]["name"] for tool in allowed.tools] == ["g"]
 
 
+SPACES = [
+    {"type": "namespace", "name": "a", "description": "", "tools": [TOOL, {**TOOL, "name": "g"}]},
+    {"type": "namespace", "name": "b", "description": "", "tools": [{**TOOL, "name": "g"}]},
+]
+
+
+def test_namespaces_are_told_flat_and_a_name_that_two_have_with_both() -> None:
+    """Codex groups the tools of its agents so."""
+    called = {"type": "function_call", "call_id": "c", "name": "g", "namespace": "b", "arguments": "{}"}
+    request = parse(tools=SPACES, input=[USER, called])
+    assert [tool["function"]["name"] for tool in request.tools] == ["f", "a__g", "b__g"]
+    assert request.messages[-1].tool_calls[0].name == "b__g"
+    named = parse(tools=SPACES, tool_choice={"type": "function", "name": "f"})
+    assert named.named_tool == "f"
+
+
+def test_tools_of_other_servers_are_left_out_among_others() -> None:
+    asked = parse_asked(json.dumps({"input": "Hi", "tools": [{"type": "web_search"}, TOOL]}).encode())
+    assert [tool.told for tool in asked.calling.tools] == ["f"]
+    assert asked.calling.warning is not None and "tools[0] (web_search)" in asked.calling.warning
+
+
 def test_the_other_fields() -> None:
     schema = {"type": "object"}
     request = parse(
@@ -187,6 +209,13 @@ WRONG: list[tuple[Json, str]] = [
     ({"tools": None}, "tools"),
     ({"tools": [{}]}, "tools[0].type"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [TOOL, {"type": "mystery"}]}, "tools[1].type"),
+    ({"tools": [{"type": "namespace", "name": "a", "tools": []}]}, "tools[0].tools"),
+    (
+        {"tools": [{"type": "namespace", "name": "a", "tools": [{**TOOL, "name": 1}]}]},
+        "tools[0].tools[0].name",
+    ),
+    ({"tools": [TOOL, {"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [{**TOOL, "name": ""}]}, "tools[0].name"),
     ({"tools": [{**TOOL, "strict": 1}]}, "tools[0].strict"),
