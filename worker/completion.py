@@ -130,6 +130,11 @@ class Completions:
                 self._admission.check(len(prompt) + min(self._longest(request, prompt), _FORESEEN))
                 # For a model whose state can't be cut back, where to keep it.
                 cuts = () if self._state.cuttable else await self.prompts.boundaries(request, prompt)
+                marked = 0
+                if request.marked_turns is not None and self._state.cache.limit_bytes:
+                    # What was put before them is not the client's.
+                    added = len(request.messages) - len(asked.messages)
+                    marked = await self.prompts.length_to(request.marked_turns + added, request, prompt)
                 await self.restore(prompt, adapter=adapter, session=request.session)
                 end = await self.prompts.end(prompt) if guide.reads_prompt else ""
                 guide = await self._guides.settle(guide, end)
@@ -146,6 +151,7 @@ class Completions:
                             index=index,
                             family=family,
                             cuts=cuts,
+                            marked=marked,
                         )
                         for index, number in enumerate(itertools.islice(numbers, request.n))
                     ]
@@ -265,6 +271,7 @@ class Completions:
         index: int,
         family: int | None,
         cuts: tuple[int, ...],
+        marked: int,
     ) -> Reply:
         model, request = self.model, guide.request
         sampling = resolve(request.sampling, self._sampling, model.sampling)
@@ -294,7 +301,14 @@ class Completions:
             splitter=guide.splitter(prompt_end),
             one_call=request.one_call,
         )
-        return Reply(row=row, assembler=assembler, cancel=self._drop, account=account, ready=ready)
+        return Reply(
+            row=row,
+            assembler=assembler,
+            cancel=self._drop,
+            account=account,
+            ready=ready,
+            marked=marked,
+        )
 
     def _start(self, number: int) -> None:
         reply = self._replies[number]

@@ -62,6 +62,10 @@ class Prompts:
             return ()
         return await self.run(lambda: boundaries.boundaries(self._model.template, request, prompt))
 
+    async def length_to(self, turns: int, request: Request, prompt: list[int]) -> int:
+        """Tokens of a chat's prompt up to the end of its first `turns` messages."""
+        return await self.run(lambda: boundaries.prefix_to(self._model.template, request, prompt, turns))
+
     def check_writes(self) -> None:
         """Raises PublicError 501 for a model that can't."""
         if not self._model.writes:

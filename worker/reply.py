@@ -9,6 +9,8 @@ from typing import Final, Literal, Self
 from shared.activity import FirstToken, RequestFinished, RequestStarted
 from shared.errors import PublicError
 from worker.engine.activity import REQUEST_ID, Feed
+from worker.engine.generator import END
+from worker.engine.prompt_cache import SHORTEST
 from worker.engine.rows import Output, Row
 from worker.text.assembler import Assembler
 from worker.text.events import Finished, ReplyEvent, Usage, total_usage
@@ -98,7 +100,9 @@ class Reply:
         cancel: Callable[["Reply"], None],
         account: Account,
         ready: asyncio.Event,
+        marked: int = 0,
     ) -> None:
+        """`marked` tokens of the prompt end where the client wants it kept."""
         self.id = account.id
         self.row = row
         self.created = int(time.time())
@@ -108,6 +112,7 @@ class Reply:
         self._events: list[ReplyEvent] = []
         self._error: PublicError | None = None
         self._ready = ready
+        self._marked = marked
         self.over = False
         """No more events will be added."""
         self.warnings: Sequence[str] = ()
@@ -121,6 +126,15 @@ class Reply:
     def cached_tokens(self) -> int:
         """Tokens of the prompt that needed no computing; 0 until the row is in the engine."""
         return self._assembler.cached_tokens
+
+    @property
+    def written_tokens(self) -> int:
+        """Tokens of the prompt that are new in the prompt cache, as far as the client wants it kept."""
+        cached, prompt = self.cached_tokens, self.prompt_tokens
+        # Of a prompt that is there as a whole the end is computed again on purpose.
+        if prompt < SHORTEST or cached == prompt - END:
+            return 0
+        return max(0, self._marked - cached)
 
     def __enter__(self) -> Self:
         return self

@@ -107,6 +107,8 @@ class Request(msgspec.Struct, frozen=True):
     """The name of the adapter to answer with; None is none."""
     session: str | None = None
     """Names the conversation, so that its state is kept in preference."""
+    marked_turns: int | None = None
+    """So many messages end with the last place that the client wants kept; None tells of none."""
     prefill: str = ""
     """What the answer to the conversation begins with already; only what follows is answered."""
     tools: tuple[dict[str, Any], ...] = ()

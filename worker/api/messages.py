@@ -1,8 +1,6 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-Source: Anthropic's API reference, "The Message object" and "Streaming messages". Every prompt is kept for the
-next one without being asked, so `cache_creation_input_tokens` is always 0; what was found again is
-`cache_read_input_tokens`, and the rest is `input_tokens`.
+Source: Anthropic's API reference, "The Message object" and "Streaming messages".
 """
 
 from collections.abc import Iterable
@@ -13,8 +11,9 @@ import orjson
 from shared.errors import PublicError
 from worker.api.exchange import Exchange, Headers
 from worker.api.messages_blocks import Added, Blocks, Closed, Opened, Step
+from worker.api.messages_cache import usage_object
 from worker.api.messages_stream import MessageStream, empty_block
-from worker.api.messages_wire import CountAsked, MessagesAsked, left_out, prompt_of, to_request
+from worker.api.messages_wire import CountAsked, MessagesAsked, left_out, mark_of, prompt_of, to_request
 from worker.api.session import in_session
 from worker.api.structure_wire import warning_headers
 from worker.api.validation import decode
@@ -67,26 +66,29 @@ class Messages:
         await exchange.answer(200, orjson.dumps({"input_tokens": tokens}))
 
     async def _whole(self, exchange: Exchange, reply: Reply, asked: MessagesAsked) -> None:
+        mark = mark_of(asked)
         blocks, answer = Blocks(), _Answer(shows_thinking=asked.shows_thinking)
         async for events in reply.batches():
             answer.take(blocks.take(events))
             if isinstance(end := events[-1], Finished):
                 answer.take(blocks.finish())
                 body = {
-                    **self._message(reply.id, usage_object(end.usage)),
+                    **self._message(reply.id, usage_object(end.usage, reply.written_tokens, mark)),
                     **_ending(end, asked),
                     "content": answer.content if asked.max_tokens else [],
                 }
                 await exchange.answer(200, orjson.dumps(body), _warnings(reply, asked))
 
     async def _stream(self, exchange: Exchange, reply: Reply, asked: MessagesAsked) -> None:
+        mark = mark_of(asked)
         stream = MessageStream(shows_thinking=asked.shows_thinking)
         async for events in reply.batches():
             data = b""
             if not exchange.started:
                 # Not before the first token: until then an error can still be a status.
                 await exchange.start_events(_warnings(reply, asked))
-                begun = usage_object(Usage(reply.prompt_tokens, 0, reply.cached_tokens))
+                so_far = Usage(reply.prompt_tokens, 0, reply.cached_tokens)
+                begun = usage_object(so_far, reply.written_tokens, mark)
                 data = stream.begin(self._message(reply.id, begun))
             if asked.max_tokens:
                 data += stream.say(events)
@@ -94,7 +96,7 @@ class Messages:
             if not isinstance(end, Finished):
                 await exchange.write(data)
                 continue
-            usage = usage_object(end.usage)
+            usage = usage_object(end.usage, reply.written_tokens, mark)
             told = {name: usage[name] for name in _TOLD_AT_THE_END}
             await exchange.finish(data + stream.end(_ending(end, asked), told))
 
@@ -147,21 +149,6 @@ class _Answer:
                     block |= {"thinking": text if self._shows_thinking else "", "signature": signature}
                 else:
                     block["input"] = orjson.loads(text or "{}")
-
-
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """Source: Anthropic's API reference, "Usage"."""
-    return {
-        "input_tokens": usage.prompt - usage.cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached,
-        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
-        "output_tokens": usage.completion,
-        "output_tokens_details": {"thinking_tokens": usage.reasoning},
-        "server_tool_use": None,
-        "service_tier": "standard",
-        "inference_geo": None,
-    }
 
 
 def _ending(end: Finished, asked: MessagesAsked) -> dict[str, Any]:

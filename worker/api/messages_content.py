@@ -24,6 +24,7 @@ class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
 
 class ImageBlock(msgspec.Struct, frozen=True, tag_field="type", tag="image"):
     source: dict[str, Any]
+    cache_control: dict[str, Any] | None = None
 
 
 class DocumentSource(msgspec.Struct, frozen=True):
@@ -36,12 +37,14 @@ class DocumentBlock(msgspec.Struct, frozen=True, tag_field="type", tag="document
     source: DocumentSource
     title: str | None = None
     context: str | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class SearchResultBlock(msgspec.Struct, frozen=True, tag_field="type", tag="search_result"):
     source: str
     title: str
     content: list[TextBlock]
+    cache_control: dict[str, Any] | None = None
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
@@ -57,6 +60,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"
     id: str
     name: str
     input: dict[str, Any]
+    cache_control: dict[str, Any] | None = None
 
 
 class ToolReferenceBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_reference"):
@@ -69,6 +73,7 @@ class ToolResultBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_r
         str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock] | None
     ) = None
     is_error: bool | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 Shown = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
@@ -114,6 +119,12 @@ def conversation(
     if not turns.messages:
         raise invalid("`messages` must have a message that is to be answered.", param="messages")
     return tuple(turns.messages), prefill
+
+
+def turns_of(system: str | Sequence[TextBlock] | None, messages: Sequence[InputMessage]) -> int:
+    """How many of our messages these become, which others follow."""
+    ours, _ = conversation(system, [*messages, InputMessage("user", "more")])
+    return len(ours) - 1
 
 
 class _Turns:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from shared.errors import invalid
+from worker.api.messages_cache import Mark, last_mark, turns_to
 from worker.api.messages_content import InputMessage, TextBlock, conversation
 from worker.api.sampling_wire import stops_of
 from worker.api.tools_wire import Calling, calling
@@ -132,6 +133,7 @@ def prompt_of(asked: CountAsked) -> Request:
     messages, prefill = conversation(asked.system, asked.messages)
     tools = _calling(asked.tools or (), asked.tool_choice)
     choice = asked.tool_choice
+    mark = mark_of(asked)
     structure = _structure(asked)
     thinking = _thinking(asked.thinking)
     effort = None if asked.output_config is None else asked.output_config.effort
@@ -155,9 +157,15 @@ def prompt_of(asked: CountAsked) -> Request:
         named_tool=tools.named,
         one_call=tools.named is not None or bool(choice and choice.disable_parallel_tool_use),
         structure=structure,
+        marked_turns=turns_to(mark, asked.system, asked.messages, len(messages)),
         max_reasoning_tokens=_budget(asked.thinking),
         template_arguments={**thinking, **({"reasoning_effort": effort} if effort else {})},
     )
+
+
+def mark_of(asked: CountAsked) -> Mark | None:
+    """The last place that `cache_control` marks."""
+    return last_mark(asked.cache_control, asked.messages, asked.system, asked.tools)
 
 
 _NO_THINKING: Final[dict[str, Any]] = {"enable_thinking": False, "thinking": False}

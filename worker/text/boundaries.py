@@ -33,6 +33,20 @@ def boundaries(template: Template, request: Request, prompt: list[int]) -> tuple
     return tuple(sorted({cut for cut in found if 0 < cut < len(prompt)}))
 
 
+def prefix_to(template: Template, request: Request, prompt: list[int], turns: int) -> int:
+    """How many tokens of `prompt`, which `request` renders to, its first `turns` messages are."""
+    text = template.render(request)
+    head = request.messages[:turns]
+    answer = (Message("assistant", "\u2063"),) if head and head[-1].role in ("user", "tool") else ()
+    common = _common(template, request, text, (*head, *answer, _OTHER))
+    if common > len(text) // 2:
+        # Its end is the shorter part to be made into tokens.
+        tail = template.encode(text[common:]) if common < len(text) else []
+        if prompt[len(prompt) - len(tail) :] == tail:
+            return len(prompt) - len(tail)
+    return _shared(template.encode(text[:common]), prompt)
+
+
 def _common(template: Template, request: Request, text: str, messages: tuple[Message, ...]) -> int:
     try:
         other = template.render(msgspec.structs.replace(request, messages=messages))

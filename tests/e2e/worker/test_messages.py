@@ -70,6 +70,41 @@ async def test_text_is_the_same_whole_streamed_and_as_chat_has_it() -> None:
     assert cached and cached + final.usage.input_tokens == whole.usage.input_tokens
 
 
+async def test_what_is_new_in_the_cache_is_told_as_far_as_it_is_marked() -> None:
+    mark: Any = {"cache_control": {"type": "ephemeral"}}
+    hour: Any = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    system: Any = [{"type": "text", "text": f"You are a guide. {LONG}", **mark}]
+    more: Any = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": LONG}]
+    asked: Any = {"model": "tiny", "max_tokens": 4, "system": system, **GREEDY}
+    async with connected() as (_, client):
+
+        async def told(messages: Any, **fields: Any) -> tuple[int, int, int, int]:
+            """Read, written, the rest, and the last written for an hour; the same streamed."""
+            counted = await client.messages.count_tokens(model="tiny", messages=messages, system=system)
+            usage = (await client.messages.create(messages=messages, **asked, **fields)).usage
+            read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
+            assert read is not None and written is not None and usage.cache_creation is not None
+            assert read + written + usage.input_tokens == counted.input_tokens
+            buckets = usage.cache_creation
+            hours = buckets.ephemeral_1h_input_tokens
+            assert buckets.ephemeral_5m_input_tokens + hours == written
+            return read, written, usage.input_tokens, hours
+
+        read, written, rest, _ = await told(HELLO)
+        assert read == 0 and written > rest > 0, "the system prompt is marked, and longer"
+        prompt = written + rest
+        read, written, rest, hours = await told(more, **hour)
+        assert read >= prompt and written == hours > 0 and rest < written, "all of it is marked"
+        read, written, rest, _ = await told(more, **hour)
+        assert read > 0 and written == 0 and rest > 0, "it is all there already"
+        other: Any = {**asked, "messages": HELLO, "system": [{**system[0], "text": LONG}]}
+        async with client.messages.stream(**other) as stream:
+            begun = [event.message.usage async for event in stream if event.type == "message_start"]
+            final = (await stream.get_final_message()).usage
+        assert begun[0].cache_creation_input_tokens == final.cache_creation_input_tokens != 0
+        assert begun[0].input_tokens == final.input_tokens
+
+
 async def test_a_matched_stop_sequence_is_told() -> None:
     async with connected() as (_, client):
         asked: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 24, **GREEDY}

@@ -225,3 +225,25 @@ def test_what_is_not_known_changes_nothing() -> None:
     }
     marked = user(text("Hi") | {"cache_control": {"type": "ephemeral", "ttl": "1h"}, "citations": None})
     assert parse(marked, **extra) == parse(user(text("Hi")))
+
+
+MARKED = {**text("Hi"), "cache_control": {"type": "ephemeral"}}
+NESTED = {**RESULT, "content": [MARKED]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "turns"),
+    [
+        ([USER], {}, None),
+        ([USER], {"cache_control": {"type": "ephemeral"}}, 1),
+        ([user(MARKED)], {}, 1),
+        ([user(MARKED), CALL, user(RESULT, text("Go on."))], {}, 1),
+        ([USER, CALL, user(NESTED), CALL, USER], {}, 3),
+        ([USER], {"system": [MARKED]}, 1),
+        ([USER], {"system": "Be brief.", "tools": [{**TOOL, "cache_control": {"type": "ephemeral"}}]}, 1),
+        ([USER], {"tools": [{**TOOL, "cache_control": {"type": "ephemeral"}}]}, 0),
+        ([USER, BEGUN | {"content": [MARKED]}], {}, 1),
+    ],
+)
+def test_what_cache_control_marks(messages: list[Any], fields: dict[str, Any], turns: int | None) -> None:
+    assert parse(*messages, **fields).marked_turns == turns
