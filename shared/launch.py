@@ -141,6 +141,11 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         | None
     ) = None
 
+    def over(self, other: "Sampling") -> "Sampling":
+        """These values, and those of `other` where there is none."""
+        own = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+        return msgspec.structs.replace(other, **own)
+
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One machine that computes a part of a model."""

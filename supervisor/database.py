@@ -45,6 +45,8 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._ready: set[str] = set()
         self._closed = False
+        self.trouble: str | None = None
+        """Why the last work could not be done; None when it was."""
 
     def component(self, name: str, versions: Sequence[Sequence[str]]) -> "Component":
         """The component with this name, whose schema is made by `versions`: the statements that lead from
@@ -73,6 +75,15 @@ class Database:
     # On the thread.
 
     def _run(self, component: "Component", work: Work[T], writes: bool) -> T:
+        try:
+            done = self._do(component, work, writes)
+        except DatabaseError as error:
+            self.trouble = str(error)
+            raise
+        self.trouble = None
+        return done
+
+    def _do(self, component: "Component", work: Work[T], writes: bool) -> T:
         import sqlite3
 
         try:

@@ -176,6 +176,7 @@ class Supervisor:
                 costs=self._costs,
                 budget_bytes=lambda: self._pool.budget_bytes,
                 reload=lambda: self._reloading.reload(),
+                history=self._responses.history,
             )
         )
         front = Front(

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from shared.errors import PublicError
-from shared.launch import Shards
+from shared.launch import Sampling, Shards
 from supervisor.catalog.hosts import HostsError, read_hosts
 from supervisor.catalog.places import (
     Finder,
@@ -56,6 +56,8 @@ class ModelEntry(msgspec.Struct, frozen=True):
     """What it can do as far as its files tell."""
     vision: bool = False
     """Whether it was made to see as well."""
+    sampling: Sampling = Sampling()
+    """What a request that does not say gets: as the settings have it, or else the model's own files."""
     draft: Path | None = None
     """The folder of the model that proposes what this one says."""
     also: tuple[str, ...] = ()
@@ -210,6 +212,7 @@ class Catalog:
                 quantization=folder.quantization,
                 capabilities=capabilities,
                 vision=folder.vision,
+                sampling=settings.sampling.over(folder.sampling),
                 created_s=folder.changed_s,
             )
         )

@@ -14,8 +14,9 @@ from typing import Final
 import msgspec
 
 from shared.encoders import ENCODERS, positions_before_text
+from shared.launch import Sampling
 from shared.limits import LENGTH_KEYS
-from shared.model_files import THINKING_PAIRS, declares_embeddings
+from shared.model_files import GENERATION, THINKING_PAIRS, declares_embeddings, generation_defaults
 from shared.sizes import format_size
 from supervisor.catalog.engine import runs
 
@@ -25,7 +26,7 @@ _MAX_JSON_BYTES: Final = 32 << 20
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
 _TEMPLATES: Final = ("chat_template.jinja", "chat_template.json")
 _INDEX: Final = "model.safetensors.index.json"
-_LOOKED_AT: Final = frozenset({"config.json", "tokenizer_config.json", _INDEX, *_TEMPLATES})
+_LOOKED_AT: Final = frozenset({"config.json", "tokenizer_config.json", GENERATION, _INDEX, *_TEMPLATES})
 """Beside the weights: files that may be changed where they are, without the folder's noticing."""
 _SETTLED_NS: Final = 50_000_000
 """File systems tell time in ticks: what changed so lately may change again without showing it."""
@@ -52,6 +53,8 @@ class ModelFolder(msgspec.Struct, frozen=True):
     """What a worker will most likely say that it can: `chat`, `tools`, `thinking`, `embeddings` and so on."""
     vision: bool = False
     """Whether it was made to see as well."""
+    sampling: Sampling = Sampling()
+    """What its generation_config.json says."""
     is_model: bool = True
     """False for a folder that holds something else, such as GGUF files."""
     changed_s: float = 0.0
@@ -219,6 +222,7 @@ def _described(folder: Path, files: _Files, config: dict[str, object]) -> dict[s
         "quantization": _quantization(config),
         "vision": isinstance(config.get("vision_config"), dict),
         "capabilities": _capabilities(folder, files, config),
+        "sampling": _sampling(folder, files),
     }
 
 
@@ -283,6 +287,16 @@ def _capabilities(folder: Path, files: _Files, config: dict[str, object]) -> tup
         "thinking": any(end in template for _, end in THINKING_PAIRS),
     }
     return ("chat", *(name for name, able in can.items() if able))
+
+
+def _sampling(folder: Path, files: _Files) -> Sampling:
+    """As the worker reads it: from a file that is no object comes nothing."""
+    if GENERATION not in files or files[GENERATION].st_size > _MAX_JSON_BYTES:
+        return Sampling()
+    try:
+        return generation_defaults(_decode_config((folder / GENERATION).read_bytes()))
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return Sampling()
 
 
 def _template(folder: Path, files: _Files) -> str | None:

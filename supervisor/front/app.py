@@ -126,7 +126,7 @@ class Front:
         """Answered here, so that it never waits for anything."""
         if came.exchange.method not in ("GET", "HEAD"):
             raise method_not_allowed("GET, HEAD")
-        body = msgspec.json.encode(health_of(self._pool.engine()))
+        body = msgspec.json.encode(health_of(self._pool.engine(), self._responses.trouble))
         came.exchange.answer(200, [_JSON, *came.labels], body)
 
     async def _route(self, came: Incoming) -> None:

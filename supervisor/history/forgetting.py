@@ -50,6 +50,17 @@ def size_of(connection: "sqlite3.Connection") -> int:
     return total
 
 
+def count(connection: "sqlite3.Connection") -> tuple[int, int, int, float | None]:
+    """How many responses, conversations and items there are, and when (seconds since 1970) the one that goes
+    first was used last."""
+    found: tuple[int, int, int, float | None] = connection.execute(
+        "SELECT (SELECT count(*) FROM responses), (SELECT count(*) FROM conversations), "
+        "(SELECT count(*) FROM items), (SELECT min(used_at) FROM "
+        "(SELECT used_at FROM responses UNION ALL SELECT used_at FROM conversations))"
+    ).fetchone()
+    return found
+
+
 def _ends(connection: "sqlite3.Connection", condition: str, value: float) -> list[str]:
     """Some of the responses that fulfil the condition and on which nothing builds."""
     found = connection.execute(

@@ -10,8 +10,8 @@ from shared.errors import PublicError
 from shared.responses.answer import ENDED, Response
 from shared.responses.items import Item
 from supervisor.database import Database
-from supervisor.history.forgetting import forget, forget_deleted, size_of
-from supervisor.history.kept import Before, Kept, Turn
+from supervisor.history.forgetting import count, forget, forget_deleted, size_of
+from supervisor.history.kept import Before, Kept, StoreStats, Turn
 from supervisor.history.members import add_turn
 from supervisor.history.pages import Page, Paging, page_of
 from supervisor.history.rows import context_of, find_response, items_of, members_of, put_items
@@ -124,10 +124,18 @@ class History:
 
         return await self._table.read(read)
 
-    async def size_bytes(self) -> int:
-        def read(connection: "sqlite3.Connection") -> int:
-
-            return size_of(connection)
+    async def stats(self) -> StoreStats:
+        def read(connection: "sqlite3.Connection") -> StoreStats:
+            responses, conversations, items, oldest = count(connection)
+            return StoreStats(
+                responses,
+                conversations,
+                items,
+                size_of(connection),
+                self._settings.max_bytes,
+                self._settings.keep_s,
+                oldest,
+            )
 
         return await self._table.read(read)
 

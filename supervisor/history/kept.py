@@ -34,3 +34,18 @@ class Turn(msgspec.Struct, frozen=True):
     """What it read in place of what it goes on from and its input, if that was condensed."""
     background: bool = False
     streamed: bool = False
+
+
+class StoreStats(msgspec.Struct, frozen=True):
+    """How much is kept of responses and conversations."""
+
+    responses: int
+    conversations: int
+    items: int
+    bytes: int
+    max_bytes: int
+    """The cap: what was used least recently goes first."""
+    keep_s: float
+    """What nobody used for so many seconds is forgotten."""
+    oldest_used_at: float | None
+    """When the one that goes first was used last, in seconds since 1970; null when nothing is kept."""

@@ -64,6 +64,7 @@ class Responses:
         timelines: Timelines,
         wanted: Callable[[bytes], Wanted],
     ) -> None:
+        self._database = database
         self.history = History(database, settings)
         self.background = Background(self.history, pool, timelines)
         self._conversing = Conversing(Conversations(database), self.history)
@@ -71,6 +72,11 @@ class Responses:
         self._server = server
         self._timelines = timelines
         self._wanted = wanted
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be kept now; None when it can."""
+        return self._database.trouble
 
     async def start(self) -> None:
         """Look after what an earlier supervisor kept. Raises DatabaseError."""

@@ -67,7 +67,7 @@ class Resolved(msgspec.Struct, frozen=True):
 
     def announced(self, status: Any) -> Response:
         """The response before any worker has it."""
-        defaults = self.entry.settings.sampling
+        defaults = self.entry.sampling
         return response_object(
             self.asked,
             self.context,

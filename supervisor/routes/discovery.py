@@ -54,7 +54,8 @@ class Card(msgspec.Struct, frozen=True, omit_defaults=True):
     capabilities: tuple[str, ...]
     """What it can, as its worker said or as its files tell, and the routes that this means."""
     defaults: Sampling
-    """What a request that does not say gets, as far as the settings have it; else it is up to the model."""
+    """What a request that does not say gets: as the settings have it, else as the model's own files do. Of
+    what is absent neither says anything."""
     max_concurrency: int
     architecture: str | None
     quantization: str | None
@@ -101,7 +102,7 @@ def discovery(parts: Parts) -> APIRouter:
             context_window=entry.context,
             aliases=(*entry.settings.aliases, *entry.also),
             capabilities=_all(entry.capabilities if said is None else said, entry),
-            defaults=entry.settings.sampling,
+            defaults=entry.sampling,
             max_concurrency=entry.settings.max_concurrency,
             architecture=entry.architecture,
             quantization=entry.quantization,

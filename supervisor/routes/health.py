@@ -14,10 +14,14 @@ class Health(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...] = ()
 
 
-def health_of(engine: EngineView) -> Health:
-    """What `engine` says about everybody's health."""
-    reasons = tuple(reason for worker in engine.workers if (reason := _ailment(worker)))
-    return Health("degraded" if reasons else "ok", reasons)
+def health_of(engine: EngineView, trouble: str | None = None) -> Health:
+    """What `engine` says about everybody's health; `trouble` is the state database's."""
+    reasons = [reason for worker in engine.workers if (reason := _ailment(worker))]
+    if engine.memory.pressure == "critical":
+        reasons.append("the machine is short of memory: idle models leave, and loads wait")
+    if trouble is not None:
+        reasons.append(f"responses and conversations can't be kept: {trouble}")
+    return Health("degraded" if reasons else "ok", tuple(reasons))
 
 
 def _ailment(worker: WorkerView) -> str | None:

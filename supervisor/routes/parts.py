@@ -13,6 +13,7 @@ from shared.admin import CacheStats, Health
 from supervisor.catalog.catalog import Catalog, ModelEntry
 from supervisor.catalog.costs import Costs
 from supervisor.catalog.downloads import Downloads
+from supervisor.history.history import History
 from supervisor.home import Home
 from supervisor.settings import Settings
 from supervisor.telemetry.events import Events
@@ -61,6 +62,7 @@ class Parts:
     """What models may take together; None is what this machine allows."""
     reload: Callable[[], Awaitable[msgspec.Struct]]
     """Reads them anew and takes them up; raises PublicError with what is wrong."""
+    history: History
 
     @property
     def uptime_s(self) -> float:

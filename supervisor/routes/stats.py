@@ -1,11 +1,15 @@
 """`GET /stats`: what the parts have done so far, and with `?request=ID` what became of one request."""
 
+import contextlib
+
 import msgspec
 from fastapi import APIRouter, Request
 
 from shared import __version__
 from shared.admin import CacheStats, Health
 from shared.errors import PublicError
+from supervisor.database import DatabaseError
+from supervisor.history.kept import StoreStats
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import READ, Json
 from supervisor.telemetry.timelines import Timeline
@@ -28,7 +32,8 @@ class WorkerStats(msgspec.Struct, frozen=True):
     state: str
     restarts: int
     admission: Health | None
-    """Requests in flight, running and queued, leases, and the engine's steps, as of now."""
+    """Requests in flight, running and queued, leases, as of now, and the batch's counters: its steps, the
+    tokens they made, and what became of a draft's."""
     prompt_cache: CacheStats | None
     """With the saved state in `saved`."""
     prompt_tokens: int
@@ -41,6 +46,8 @@ class Stats(msgspec.Struct, frozen=True):
 
     server: ServerStats
     workers: tuple[WorkerStats, ...]
+    response_store: StoreStats | None
+    """Null while the state database can't be used."""
     spare: SpareView | None
     waiting: int
     """Requests that have no place yet."""
@@ -79,6 +86,9 @@ def stats(parts: Parts) -> APIRouter:
             )
             for worker in engine.workers
         )
+        store = None
+        with contextlib.suppress(DatabaseError):
+            store = await parts.history.stats()
         server = ServerStats(
             __version__,
             round(parts.uptime_s, 3),
@@ -87,6 +97,6 @@ def stats(parts: Parts) -> APIRouter:
         )
         waiting = sum(model.count for model in engine.waiting)
         running = tuple(parts.timelines.running())
-        return Json(Stats(server, workers, engine.spare, waiting, running))
+        return Json(Stats(server, workers, store, engine.spare, waiting, running))
 
     return router

@@ -66,7 +66,7 @@ async def test_a_chain_is_forgotten_from_its_end_and_not_while_it_is_used(kit: K
     kit.now += 2 * DAY_S
     await kit.history.start()
     assert await kit.there("one", "two", "three") == []
-    assert await kit.history.size_bytes() == 0
+    assert (await kit.history.stats()).bytes == 0
 
 
 async def test_what_is_too_much_goes_oldest_first(kit: Kit) -> None:
@@ -76,7 +76,10 @@ async def test_what_is_too_much_goes_oldest_first(kit: Kit) -> None:
         await kit.keep(f"r{number}", size=20_000)
     assert await kit.conversations.get(conversation.id) is None
     assert await kit.there("r0", "r1", "r2", "r3") == ["r1", "r2", "r3"]
-    assert await kit.history.size_bytes() <= SETTINGS.max_bytes
+    assert (await kit.history.stats()).bytes <= SETTINGS.max_bytes
+    stats = await kit.history.stats()
+    assert (stats.responses, stats.conversations, stats.items) == (3, 0, 6)
+    assert (stats.max_bytes, stats.oldest_used_at) == (SETTINGS.max_bytes, kit.now - 2)
     # One that is larger than all there may be is not kept, and takes what is older with it.
     await kit.keep("huge", size=70_000)
     assert await kit.there("huge") == []
@@ -93,7 +96,7 @@ async def test_what_is_deleted_is_hidden_until_nothing_builds_on_it(kit: Kit) ->
     before = await kit.history.before("two", None)
     assert before is not None and len(before.items) == 4
     assert await kit.history.delete_response("two")
-    assert await kit.history.size_bytes() == 0
+    assert (await kit.history.stats()).bytes == 0
 
 
 async def test_what_was_under_way_when_the_supervisor_went_is_failed(kit: Kit) -> None:
@@ -112,9 +115,9 @@ async def test_a_conversation_keeps_its_order_and_counts_its_bytes(kit: Kit) -> 
     page = await kit.conversations.items(conversation.id, Paging(order="asc"))
     assert page is not None
     assert [item["content"] for item in page.data] == ["a", "b", "turn......", "turn out"]
-    whole = await kit.history.size_bytes()
+    whole = (await kit.history.stats()).bytes
     assert await kit.conversations.delete_item(conversation.id, "msg_b")
-    assert await kit.history.size_bytes() < whole
+    assert (await kit.history.stats()).bytes < whole
     assert not await kit.conversations.delete_item(conversation.id, "msg_b")
     again = await kit.history.before(None, conversation.id)
     assert again is not None and [item["content"] for item in again.items][1] == "turn......"

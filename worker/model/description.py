@@ -7,6 +7,7 @@ from typing import Any
 from shared.encoders import positions_before_text
 from shared.launch import Sampling
 from shared.limits import LENGTH_KEYS, UNBOUNDED_CONTEXT
+from shared.model_files import GENERATION, generation_defaults
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -40,28 +41,4 @@ def logits_width(config: dict[str, Any]) -> int:
 
 def sampling_defaults(directory: Path) -> Sampling:
     """The sampling values of generation_config.json that are usable; none when there is no such file."""
-    found = read_json(directory / "generation_config.json")
-
-    def number(name: str, low: float, high: float) -> Any:
-        value = found.get(name)
-        usable = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        return value if usable else None
-
-    def whole(name: str, low: int) -> int | None:
-        value = number(name, low, 2**31 - 1)
-        return None if value is None else int(value)
-
-    return Sampling(
-        temperature=number("temperature", 0, 2),
-        top_p=number("top_p", 0, 1),
-        top_k=whole("top_k", 0),
-        min_p=number("min_p", 0, 1),
-        xtc_probability=number("xtc_probability", 0, 1),
-        xtc_threshold=number("xtc_threshold", 0, 0.5),
-        repetition_penalty=number("repetition_penalty", 0.01, 10),
-        repetition_context_size=whole("repetition_context_size", 1),
-        presence_penalty=number("presence_penalty", -2, 2),
-        presence_context_size=whole("presence_context_size", 1),
-        frequency_penalty=number("frequency_penalty", -2, 2),
-        frequency_context_size=whole("frequency_context_size", 1),
-    )
+    return generation_defaults(read_json(directory / GENERATION))

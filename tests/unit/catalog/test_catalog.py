@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import PublicError
+from shared.launch import Sampling
 from supervisor.catalog.catalog import Catalog
 from supervisor.catalog.places import hub_cache
 from supervisor.home import Home
@@ -283,3 +284,11 @@ def test_a_draft_is_found_as_a_source_is(home: Home, tmp_path: Path) -> None:
     )
     assert str(problems["nowhere"]).startswith("its draft can't be used: its draft 'absent' is no model")
     assert str(problems["half"]).startswith("its draft 'broken' can't be used: ")
+
+
+def test_sampling_is_of_the_settings_and_else_of_the_model(home: Home) -> None:
+    folder = write_fake_model(home.models / "a")
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.9}')
+    own = ModelSettings(source=str(folder), sampling=Sampling(temperature=0.2))
+    assert Catalog(home, settings(a=own)).resolve("a").sampling == Sampling(temperature=0.2, top_p=0.9)
+    assert Catalog(home, Settings()).resolve("a").sampling == Sampling(temperature=0.6, top_p=0.9)

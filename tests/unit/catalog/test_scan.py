@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from shared.launch import Sampling
 from supervisor.catalog.scan import Scanner
 from tests.fixtures.models import write_fake_model
 from tests.fixtures.tiny import Tiny, write_tiny
+from worker.model.description import sampling_defaults
 
 
 def test_a_whole_model(tmp_path: Path) -> None:
@@ -125,3 +127,15 @@ def test_a_folder_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
     assert scanner.scan(folder).architecture == "qwen3"
     scanner.forget_except(set())
     assert scanner.scan(folder).architecture == "qwen3"
+
+
+def test_the_model_s_own_sampling_is_read_as_the_worker_reads_it(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "tiny", Tiny())
+    scanner = Scanner()
+    assert scanner.scan(folder).sampling == Sampling()
+    own = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 7, "do_sample": True}
+    _write(folder / "generation_config.json", own)
+    assert scanner.scan(folder).sampling == Sampling(temperature=0.6, top_p=0.9, top_k=20)
+    for broken in ("[", "[]", "\udcff"):
+        (folder / "generation_config.json").write_text(broken, errors="surrogateescape")
+        assert scanner.scan(folder).sampling == sampling_defaults(folder) == Sampling()

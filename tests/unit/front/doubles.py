@@ -205,6 +205,15 @@ async def supervised(
         async def reload() -> msgspec.Struct:
             raise PublicError(400, "invalid_config", "There is none.")
 
+        database = Database(home.state_db)
+        responses = Responses(
+            database=database,
+            settings=settings.history,
+            pool=pool,
+            server=settings.server,
+            timelines=timelines,
+            wanted=lambda body: wanted_of(body, catalog),
+        )
         routes = Routes(
             Parts(
                 home,
@@ -222,16 +231,8 @@ async def supervised(
                 Costs(Machine("test GPU", "metal", 64 * 2**30, 48 * 2**30)),
                 lambda: 40 * 2**30,
                 reload,
+                responses.history,
             )
-        )
-        database = Database(home.state_db)
-        responses = Responses(
-            database=database,
-            settings=settings.history,
-            pool=pool,
-            server=settings.server,
-            timelines=timelines,
-            wanted=lambda body: wanted_of(body, catalog),
         )
         front = Front(
             settings=settings,

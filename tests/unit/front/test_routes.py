@@ -13,6 +13,7 @@ import pytest
 
 from shared.errors import PublicError
 from supervisor.routes.anthropic_models import info, page
+from supervisor.settings import HistorySettings
 from tests.fixtures.wire import connected
 from tests.unit.front.doubles import says_ok, supervised
 
@@ -262,12 +263,30 @@ async def test_a_request_can_be_looked_up_by_its_name(tmp_path: Path) -> None:
         assert (missing.status, told["code"], told["param"]) == (404, "request_not_found", "request")
 
 
+async def test_health_tells_what_does_not_work(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        assert get((await wire.ask("/health")).body) == {"status": "ok", "reasons": []}
+        here.pool.states = {"fake": "failed"}
+        # A folder where the file should be: nothing can be kept.
+        (tmp_path / "home" / "state.db").mkdir()
+        assert (await wire.ask("/v1/responses/resp_1")).status == 503
+        assert get((await wire.ask("/stats")).body)["response_store"] is None
+        health = get((await wire.ask("/health")).body)
+        assert health["status"] == "degraded"
+        failed, unkept = health["reasons"]
+        assert failed.startswith("model fake failed") and "can't be kept" in unkept
+        assert str(tmp_path) not in unkept
+
+
 async def test_stats(tmp_path: Path) -> None:
     async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
         here.pool.states["fake"] = "ready"
         await wire.ask("/v1/chat/completions", b'{"model": "alias"}')
         stats = json.loads((await wire.ask("/stats")).body)
         assert stats["server"]["requests"] >= 1
+        store = stats["response_store"]
+        assert (store["responses"], store["bytes"], store["oldest_used_at"]) == (0, 0, None)
+        assert store["max_bytes"] == HistorySettings().max_bytes
         assert [(worker["id"], worker["admission"]) for worker in stats["workers"]] == [("fake", None)]
 
 

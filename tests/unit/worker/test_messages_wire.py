@@ -223,7 +223,7 @@ def test_what_is_not_known_changes_nothing() -> None:
         "speed": "fast",
         "inference_geo": "eu",
     }
-    marked = user(text("Hi") | {"cache_control": {"type": "ephemeral", "ttl": "1h"}, "citations": None})
+    marked = user(text("Hi") | {"citations": None})
     assert parse(marked, **extra) == parse(user(text("Hi")))
 
 
