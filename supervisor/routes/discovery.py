@@ -25,6 +25,8 @@ ROUTES = (
     "GET /stats",
     "GET /fit",
     "GET /downloads",
+    "GET /events",
+    "GET /metrics",
 )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.cli.app import VERBS, command
+from supervisor.routes.discovery import ROUTES
 from supervisor.settings import load_settings
 from supervisor.settings.reference import EXAMPLE, reference
 
@@ -43,6 +44,12 @@ def test_every_link_into_the_project_leads_somewhere(document: Path) -> None:
 def test_the_readme_has_every_verb() -> None:
     shown = set(re.findall(r"^\| `mlx-supervisor (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert shown == set(VERBS)
+
+
+def test_the_readme_has_every_route_that_is_served() -> None:
+    shown = re.findall(r"^\| (`.*?) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    named = {path for cell in shown for path in re.findall(r"/[\w/{}]*", cell)}
+    assert not {route.split()[1] for route in ROUTES} - named
 
 
 def every_verb() -> list[tuple[str, ...]]:

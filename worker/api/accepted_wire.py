@@ -87,6 +87,12 @@ def check_accepted(asked: AcceptedFields) -> None:
             param="modalities",
             code="unsupported_value",
         )
+    if asked.moderation is not None:
+        raise invalid(
+            "`moderation`: nothing is moderated here; leave it out.",
+            param="moderation",
+            code="unsupported_parameter",
+        )
     if asked.web_search_options is not UNSET:
         raise invalid(
             "`web_search_options`: nothing is searched from here; offer the model a tool that does.",

@@ -244,6 +244,7 @@ def test_null_is_the_same_as_absent_where_the_official_schema_has_it() -> None:
         ({"audio": {"voice": "alloy"}}, "audio.format"),
         ({"prediction": {"type": "content"}}, "prediction.content"),
         ({"web_search_options": {}}, "web_search_options"),
+        ({"moderation": {"model": "m"}}, "moderation"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"functions": []}, "functions"),
     ],
