@@ -23,7 +23,7 @@ def log_line(event: Event) -> bytes:
     terminal or begin a new line is escaped.
     """
     words = [timestamp(event.at), event.level, _word(event.kind)]
-    words += [f"{_word(name)}={_shown(value)}" for name, value in event.fields.items() if value is not None]
+    words += [f"{_name(name)}={_shown(value)}" for name, value in event.fields.items() if value is not None]
     return (" ".join(words) + "\n").encode("utf-8", "backslashreplace")
 
 
@@ -72,6 +72,12 @@ def _shown(value: Field) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
+
+
+@functools.lru_cache(maxsize=256)
+def _name(name: str) -> str:
+    # Fields have few names.
+    return _word(name)
 
 
 def _word(text: str) -> str:

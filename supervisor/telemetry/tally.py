@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shared.activity import Activity, FirstToken, RequestFinished
-from supervisor.telemetry.events import Event
+from supervisor.telemetry.events import FINISHED, Event
 
 __all__ = ["Histogram", "Tally"]
 
@@ -79,6 +79,8 @@ class Tally:
 
     def take(self, event: Event) -> None:
         """Something happened. A subscriber of `Events`."""
+        if event.kind == FINISHED:
+            return  # counted by `answered`
         model = str(event.fields.get("model", ""))
         match event.kind:
             case "worker.ready":

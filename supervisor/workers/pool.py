@@ -6,6 +6,7 @@ is done at once; nothing waits in between, so nothing needs a lock.
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -295,13 +296,17 @@ class Pool:
             self._do(self._residency.forget_failure(entry.id, self._loop.time()))
         self._entries[entry.id] = entry
         number = next(self._numbers)
+        actions = self._residency.arrived(
+            number, self._books.traits(entry), self._loop.time(), by_hand=by_hand, again=after > 0
+        )
+        only = actions[0] if len(actions) == 1 else None
+        if isinstance(only, Admit) and only.request == number:
+            # The usual case: nobody waits for anything.
+            self._plan_tick()
+            return number, self._slot(keeper)
         waiter: asyncio.Future[Slot] = self._loop.create_future()
         self._waiters[number] = waiter
-        self._do(
-            self._residency.arrived(
-                number, self._books.traits(entry), self._loop.time(), by_hand=by_hand, again=after > 0
-            )
-        )
+        self._do(actions)
         self._plan_tick()
         try:
             return number, await waiter
@@ -379,8 +384,9 @@ class Pool:
 
     # How it is done.
 
-    @property
+    @functools.cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
+        # The one that it lives in. Python up to 3.11 asks the system for our pid each time.
         return asyncio.get_running_loop()
 
     def _do(self, actions: Iterable[Action]) -> None:
@@ -399,11 +405,9 @@ class Pool:
         match action:
             case Admit(number, model_id):
                 waiter = self._waiters.pop(number, None)
-                keeper = self._keeper(model_id)
-                assert keeper.life is not None
+                slot = self._slot(self._keeper(model_id))
                 if waiter is not None and not waiter.done():
-                    waiter.set_result(Slot(keeper, keeper.life))
-                keeper.touch()
+                    waiter.set_result(slot)
             case Refuse(number, model_id, why):
                 waiter = self._waiters.pop(number, None)
                 if waiter is not None and not waiter.done():
@@ -448,6 +452,12 @@ class Pool:
                 return failures.beside_pinned(model_id, traits.cost_bytes, budget_bytes, pinned)
             case Why.STOPPING:
                 return failures.stopping()
+
+    @staticmethod
+    def _slot(keeper: Keeper) -> Slot:
+        assert keeper.life is not None
+        keeper.touch()
+        return Slot(keeper, keeper.life)
 
     def _keeper(self, model_id: str) -> Keeper:
         keeper = self._keepers.get(model_id)
