@@ -6,13 +6,16 @@ them waits for the end of the imports.
 
 import asyncio
 import gc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.http.exchange import ClientGone, Exchange
 from supervisor.routes.parts import Parts
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+_YOUNG_OBJECTS: Final = 10_000
+"""So many more than were freed make the garbage collector look at the young ones."""
 
 
 class Routes:
@@ -31,6 +34,9 @@ class Routes:
         apps = await asyncio.to_thread(self._build)
         # What is there now stays: a collection that went through all of it would stop every stream.
         gc.freeze()
+        # What a request makes goes with it, without the collector. With many at once the usual 700 objects
+        # are reached again and again for nothing.
+        gc.set_threshold(_YOUNG_OBJECTS)
         return apps
 
     def _build(self) -> "tuple[FastAPI, FastAPI]":
