@@ -4,7 +4,9 @@ Sources: OpenAI's `Error` object (`error.message/type/param/code`); a stream tha
 object as its last `data:` event, which the official SDKs raise as `APIError`.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 import orjson
 
@@ -64,6 +66,7 @@ class PublicError(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -72,17 +75,21 @@ class PublicError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.extra_headers = headers
+        self.details = details
+        """More for programs, where Anthropic's clients look for some."""
 
     def body(self, api: Api = Api.OPENAI, request_id: str | None = None) -> bytes:
         """The JSON body in the shape of `api`; Anthropic's names the request."""
         if api is Api.ANTHROPIC:
             other = "invalid_request_error" if self.status < 500 else "api_error"
-            error = {
+            error: dict[str, Any] = {
                 "type": _ANTHROPIC_TYPES.get(self.status, other),
                 "message": self.message,
                 "code": self.code,
                 "param": self.param,
             }
+            if self.details is not None:
+                error["details"] = self.details
             return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
         kind = _OPENAI_TYPES.get(self.status, "server_error")
         return orjson.dumps(

@@ -21,12 +21,21 @@ _Text = Annotated[str, Meta(max_length=_MAX_TEXT)]
 _CallId = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
+class CacheBreakpoint(msgspec.Struct, frozen=True):
+    """Accepted: the prompt cache finds by itself where prompts part."""
+
+    mode: Literal["explicit"]
+
+
 class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
     text: _Text
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
     text: str
+    annotations: list[dict[str, Any]] = []
+    logprobs: list[dict[str, Any]] = []
 
 
 class PlainText(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -50,6 +59,7 @@ class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file")
     filename: str | None = None
     file_data: str | None = None
     file_url: str | None = None
+    detail: Literal["auto", "low", "high"] | None = None
 
 
 class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
@@ -86,6 +96,8 @@ class FunctionCall(msgspec.Struct, frozen=True):
     namespace: str | None = None
     id: str | None = None
     status: Status | None = None
+    namespace: str | None = None
+    caller: dict[str, Any] | None = None
 
 
 class FunctionCallOutput(msgspec.Struct, frozen=True):
@@ -95,6 +107,9 @@ class FunctionCallOutput(msgspec.Struct, frozen=True):
     call_id: _CallId
     id: str | None = None
     status: Status | None = None
+    name: str | None = None
+    namespace: str | None = None
+    caller: dict[str, Any] | None = None
 
 
 class ReasoningItem(msgspec.Struct, frozen=True):

@@ -43,6 +43,10 @@ class FunctionTool(msgspec.Struct, frozen=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    # What other programs than the model would need to know of it.
+    output_schema: dict[str, Any] | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[str] | None = None
 
     def chat_shape(self, name: str) -> dict[str, Any]:
         """As chat completions word it, and with them all templates; the model knows it as `name`."""

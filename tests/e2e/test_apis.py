@@ -10,6 +10,14 @@ from tests.fixtures.harness import Json, Service, events
 from tests.fixtures.models import models_config
 from tests.fixtures.thinker import write_thinker
 from tests.fixtures.tiny import Tiny, write_tiny
+from tests.fixtures.wrong_fields import wrong_bodies
+from worker.api.chat_wire import ChatAsked
+from worker.api.completions_wire import CompletionAsked
+from worker.api.decisions import DecisionsAsked
+from worker.api.embeddings import EmbeddingsAsked
+from worker.api.messages_wire import CountAsked, MessagesAsked
+from worker.api.responses_wire import Extras
+from worker.api.systemone import SystemOneAsked
 
 SYSTEM = {"role": "system", "content": "Answer as a pirate would. " * 8}
 SETTINGS = """
@@ -130,6 +138,41 @@ def test_what_is_wrong_is_named(service: Service, path: str, body: Json, param: 
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+USER = {"role": "user", "content": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "base"),
+    [
+        ("/v1/chat/completions", ChatAsked, {"messages": [USER]}),
+        ("/v1/completions", CompletionAsked, {"prompt": "x"}),
+        ("/v1/embeddings", EmbeddingsAsked, {"model": "vectors", "input": "x"}),
+        ("/v1/messages", MessagesAsked, {"messages": [USER], "max_tokens": 1}),
+        ("/v1/messages/count_tokens", CountAsked, {"messages": [USER]}),
+        ("/v1/responses", Extras, {"input": "x"}),
+        ("/v1/responses/input_tokens", Extras, {"input": "x"}),
+        ("/v1/decisions", DecisionsAsked, {}),
+        ("/v1/systemone", SystemOneAsked, {}),
+    ],
+)
+def test_each_field_is_named_in_the_shape_of_its_api(
+    service: Service, path: str, kind: type, base: Json
+) -> None:
+    """One fault of each; `test_wrong_fields` has them all."""
+    seen: set[str] = set()
+    for param, body in wrong_bodies(kind, base):
+        field = param.partition(".")[0].partition("[")[0]
+        if field in seen:
+            continue
+        seen.add(field)
+        response = post(service, path, **body)
+        told = response.json()
+        assert response.status_code == 400, (body, told)
+        assert (told["error"]["type"], told["error"]["param"]) == ("invalid_request_error", param)
+        assert ("type" in told) is ("request_id" in told) is path.startswith("/v1/messages")
+    assert len(seen) >= len(kind.__annotations__)
 
 
 def test_embeddings(service: Service) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from shared.errors import invalid
+from worker.api.chat_messages import TextPart
 from worker.api.sampling_wire import SamplingFields
 
 _MAX_PAIRS = 16
@@ -34,14 +35,9 @@ class Moderation(msgspec.Struct, frozen=True):
     policy: dict[str, Any] | None = None
 
 
-class PredictedPart(msgspec.Struct, frozen=True):
-    type: Literal["text"]
-    text: str
-
-
 class Prediction(msgspec.Struct, frozen=True):
     type: Literal["content"]
-    content: str | Annotated[list[PredictedPart], Meta(min_length=1)]
+    content: str | Annotated[list[TextPart], Meta(min_length=1)]
 
 
 class Place(msgspec.Struct, frozen=True):

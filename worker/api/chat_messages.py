@@ -5,7 +5,7 @@ open models' clients send back of an earlier answer's thinking.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -15,8 +15,15 @@ from worker.api.validation import given
 from worker.request import Message, ToolCall
 
 
+class CacheBreakpoint(msgspec.Struct, frozen=True):
+    """Accepted: the prompt cache finds by itself where prompts part."""
+
+    mode: Literal["explicit"]
+
+
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     text: str
+    prompt_cache_breakpoint: CacheBreakpoint | UnsetType = UNSET
 
 
 class RefusalPart(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
@@ -101,6 +108,21 @@ def is_of_functions(message: WireMessage) -> bool:
     if isinstance(message, AssistantMessage):
         return message.function_call is not None
     return isinstance(message, FunctionMessage)
+
+
+def check_results(messages: Sequence[WireMessage]) -> None:
+    """Raises PublicError 400 for the result of a call that nobody made."""
+    called: set[str] = set()
+    for index, message in enumerate(messages):
+        if isinstance(message, AssistantMessage):
+            called.update(call.id for call in given(message.tool_calls) or ())
+        elif isinstance(message, ToolMessage) and message.tool_call_id not in called:
+            param = f"messages[{index}].tool_call_id"
+            raise invalid(
+                f"`{param}` is {message.tool_call_id[:80]!r}, and no message before it has a tool call with "
+                "that id.",
+                param=param,
+            )
 
 
 def message_of(wire: WireMessage, param: str) -> Message:

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from shared.errors import invalid
 from shared.launch import Effort
 from worker.api.accepted_wire import AcceptedFields, check_accepted
-from worker.api.chat_messages import WireMessage, is_of_functions, message_of
+from worker.api.chat_messages import WireMessage, check_results, is_of_functions, message_of
 from worker.api.functions_wire import calling_functions, paired
 from worker.api.sampling_wire import MAX_ALTERNATIVES, request_fields
 from worker.api.structure_wire import structure_of
@@ -68,6 +68,7 @@ def to_request(asked: ChatAsked) -> Request:
         raise invalid("`messages` must have at least one message.", param="messages")
     check_accepted(asked)
     _check_shapes(asked)
+    check_results(asked.messages)
     chosen = request_fields(asked)
     check_range(asked.max_tokens, "max_tokens", 1, float("inf"))
     check_range(asked.max_completion_tokens, "max_completion_tokens", 1, float("inf"))

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from shared.errors import invalid
+from shared.errors import PublicError, invalid
 from worker.api.messages_cache import Mark, last_mark, turns_to
 from worker.api.messages_content import InputMessage, TextBlock, conversation
 from worker.api.sampling_wire import stops_of
@@ -86,6 +86,7 @@ class MessagesAsked(CountAsked, frozen=True, kw_only=True):
     top_k: int | None = None
     metadata: Metadata | None = None
     service_tier: str | None = None
+    thread: dict[str, Any] | None = None
     adapter: str | None = None
     """Our own: a LoRA adapter of the model's."""
 
@@ -102,6 +103,8 @@ def to_request(asked: MessagesAsked) -> Request:
     check_range(asked.temperature, "temperature", 0, 1)
     check_range(asked.top_p, "top_p", 0, 1)
     check_range(asked.top_k, "top_k", 0, 2**31)
+    if asked.thread is not None:
+        raise _unthreaded()
     thinking = asked.thinking
     if thinking is not None and thinking.budget_tokens is not None and thinking.type == "enabled":
         check_range(thinking.budget_tokens, "thinking.budget_tokens", LEAST_BUDGET_TOKENS, float("inf"))
@@ -117,6 +120,17 @@ def to_request(asked: MessagesAsked) -> Request:
         max_tokens=max(1, asked.max_tokens),
         stops=stops_of(asked.stop_sequences, "stop_sequences"),
         adapter=asked.adapter,
+    )
+
+
+def _unthreaded() -> PublicError:
+    """In the words by which Anthropic's SDK knows that it has to send the whole conversation each time."""
+    return PublicError(
+        400,
+        "unsupported_value",
+        "`thread` is not supported: no messages are kept here; send the whole conversation.",
+        param="thread",
+        details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
     )
 
 

@@ -83,6 +83,10 @@ def refusal(body: bytes) -> PublicError:
         ({"functions": [{"name": "f"}], "function_call": {}}, "function_call"),
         ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call.name"),
         ({"messages": [{"role": "function", "name": "f"}]}, "messages[0].content"),
+        (
+            {"messages": [USER, {"role": "tool", "content": "2", "tool_call_id": "1"}]},
+            "messages[1].tool_call_id",
+        ),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs.chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
         ({"chat_template_kwargs": 1}, "chat_template_kwargs"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shared.errors import PublicError
+from shared.errors import Api, PublicError
 from worker.api.messages_wire import CountAsked, MessagesAsked, left_out, to_request
 from worker.api.validation import decode
 from worker.request import Asked, Message, Request, ToolCall
@@ -89,6 +89,7 @@ def text(said: str) -> dict[str, Any]:
         ({"stop_sequences": [str(number) for number in range(99)]}, "stop_sequences"),
         ({"stream": "yes"}, "stream"),
         ({"metadata": {"user_id": 3}}, "metadata.user_id"),
+        ({"thread": {"type": "create"}}, "thread"),
         ({"cache_control": "always"}, "cache_control"),
         ({"thinking": {"type": "hard"}}, "thinking.type"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
@@ -123,6 +124,14 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(PublicError) as raised:
         parse(**fields)
     assert (raised.value.status, raised.value.param) == (400, param)
+
+
+def test_the_sdk_is_told_to_go_on_without_a_thread() -> None:
+    """Its tool runner asks for one, and would go on by sending results without the calls before them."""
+    with pytest.raises(PublicError) as raised:
+        parse(thread={"type": "create"})
+    told = json.loads(raised.value.body(Api.ANTHROPIC))["error"]["details"]
+    assert told["error_code"] == "thread_unsupported_request"
 
 
 def test_blocks_are_read_as_the_text_they_are() -> None:
