@@ -26,6 +26,7 @@ from tests.bench import (
     scrape,
     start,
     swap,
+    translation,
     warm,
 )
 from tests.bench.report import Row, machine, print_part, write_report
@@ -39,6 +40,7 @@ PARTS: dict[str, tuple[str, Callable[..., list[Row]]]] = {
     "load": ("first request to a model that is not loaded", load.measure),
     "swap": ("models that change places", swap.measure),
     "engine": ("engine: through the whole system against mlx-lm alone", engine.measure),
+    "translation": ("streams of messages and responses against a chat's", translation.measure),
     "mixed": ("half of a batch constrained to JSON, against none", mixed.measure),
     "warm": ("the next turn of a conversation against the prefill of its new tokens", warm.measure),
     "cancel": ("a client leaves", cancel.measure),

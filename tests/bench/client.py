@@ -33,23 +33,24 @@ class Answer:
         return self.times_s[-1]
 
 
-class _Exchange:
-    """Callbacks of httptools, for one answer."""
+class Exchange:
+    """Callbacks of httptools, for one answer of a chat. Other APIs' say otherwise what an event holds."""
 
-    def __init__(self, started: float) -> None:
+    def __init__(self) -> None:
         self.answer = Answer()
         self.done = False
-        self._started = started
+        self.started = 0.0
         self._rest = b""
 
     def on_body(self, body: bytes) -> None:
-        now = time.perf_counter() - self._started
+        now = time.perf_counter() - self.started
         *events, self._rest = (self._rest + body).split(b"\n\n")
         for event in events:
-            if event.startswith(b"data: {"):
-                self._take(json.loads(event[6:]), now)
+            data = event.rpartition(b"data: ")[2]
+            if data.startswith(b"{"):
+                self.take(json.loads(data), now)
 
-    def _take(self, chunk: dict[str, Any], now: float) -> None:
+    def take(self, chunk: dict[str, Any], now: float) -> None:
         if "error" in chunk:
             raise RuntimeError(chunk["error"]["message"])
         if chunk.get("usage"):
@@ -58,11 +59,14 @@ class _Exchange:
             self.answer.completion_tokens = chunk["usage"]["completion_tokens"]
         content = chunk["choices"][0]["delta"].get("content") if chunk["choices"] else None
         if content:
-            self.answer.times_s.append(now)
-            self.answer.text += content
+            self.said(content, now)
+
+    def said(self, text: str, now: float) -> None:
+        self.answer.times_s.append(now)
+        self.answer.text += text
 
     def on_message_complete(self) -> None:
-        self.answer.end_s = time.perf_counter() - self._started
+        self.answer.end_s = time.perf_counter() - self.started
         self.done = True
 
 
@@ -71,27 +75,30 @@ async def stream_chat(
 ) -> Answer:
     """Stream one greedy answer to a text or a conversation. Raises RuntimeError unless it is complete."""
     messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-    body = json.dumps(
-        {
-            "model": model,
-            "messages": messages,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **fields,
-        }
-    ).encode()
+    body = {
+        "model": model,
+        "messages": messages,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **fields,
+    }
+    return await stream(url, "/v1/chat/completions", body, Exchange())
+
+
+async def stream(url: str, path: str, fields: dict[str, Any], exchange: Exchange) -> Answer:
+    """Have `exchange` take the events of an answer. Raises RuntimeError unless it is complete."""
+    body = json.dumps(fields).encode()
     place = urlsplit(url)
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
     )
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
     try:
-        started = time.perf_counter()
+        exchange.started = time.perf_counter()
         writer.write(head.encode() + body)
-        exchange = _Exchange(started)
         parser = httptools.HttpResponseParser(exchange)
         while not exchange.done:
             data = await reader.read(65536)

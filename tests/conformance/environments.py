@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_BUILT = ROOT / "build" / "conformance"
+BUILT = ROOT / "build" / "conformance"
 _UV = ROOT / ".venv" / "bin" / "uv"
 
 
 def environment(name: str) -> Path:
     """The folder of programs of an environment with what `requirements/conformance-NAME.txt` locks."""
     locked = ROOT / "requirements" / f"conformance-{name}.txt"
-    folder = _BUILT / name
+    folder = BUILT / name
     stamp = folder / "locked"
     digest = hashlib.sha256(locked.read_bytes()).hexdigest()
     if not stamp.exists() or stamp.read_text() != digest:
@@ -45,7 +45,7 @@ def node_modules(name: str) -> Path:
     it, and not every registry has them all.
     """
     source = Path(__file__).parent / "inside" / name
-    folder = _BUILT / name
+    folder = BUILT / name
     stamp = folder / "locked"
     locked = (source / "package-lock.json").exists()
     wanted = (source / ("package-lock.json" if locked else "package.json")).read_bytes()

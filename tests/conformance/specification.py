@@ -29,4 +29,7 @@ def specification(*paths: str) -> Json:
             shape["maxItems"] = 16
     # Up to 20 alternatives are told in text completions too, not 5.
     schemas["CreateCompletionRequest"]["properties"]["logprobs"]["maximum"] = 20
+    # A vector is told in base64 to those who ask for it; OpenAI's own SDK always does.
+    vector = schemas["Embedding"]["properties"]["embedding"]
+    schemas["Embedding"]["properties"]["embedding"] = {"oneOf": [vector, {"type": "string"}]}
     return spec

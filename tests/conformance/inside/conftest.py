@@ -1,13 +1,13 @@
-"""Where the model is that the tests are about."""
+"""Where the models are that the tests are about."""
 
 
 def pytest_addoption(parser):
-    parser.addoption("--served-at")
-    parser.addoption("--model")
+    for name in ("url", "talker", "starter", "caller"):
+        parser.addoption(f"--{name}")
 
 
 def pytest_configure(config):
     import langchain_chat
 
-    langchain_chat.URL = config.getoption("--served-at")
-    langchain_chat.MODEL = config.getoption("--model")
+    for name in ("url", "talker", "starter", "caller"):
+        setattr(langchain_chat, name.upper(), config.getoption(f"--{name}"))
