@@ -96,7 +96,6 @@ class FunctionCall(msgspec.Struct, frozen=True):
     namespace: str | None = None
     id: str | None = None
     status: Status | None = None
-    namespace: str | None = None
     caller: dict[str, Any] | None = None
 
 
