@@ -63,6 +63,8 @@ _LONGEST_TIMER_S: Final = 86_400.0
 _TRIM_S: Final = 30.0
 _STATS_S: Final = 1.0
 """What a worker gets to answer a question that somebody is curious about."""
+SPARE_WAIT_S: Final = 2.0
+"""A new spare waits for the first answers after a load, so long at most: its imports take a whole core."""
 _UNKILLABLE_S: Final = 2.0
 """Past every grace: how long a process may take to die of SIGKILL before we end without it."""
 
@@ -118,6 +120,8 @@ class Pool:
         self._todo: deque[Action] = deque()
         self._doing = False
         self._tick: asyncio.TimerHandle | None = None
+        self._spare_due: asyncio.TimerHandle | None = None
+        """Runs while a new spare waits for the first answers after a load."""
         self._begun = asyncio.Event()
         self._errands: set[asyncio.Task[None]] = set()
         """Loads and trims that nobody waits for."""
@@ -322,6 +326,8 @@ class Pool:
         """The request with this number is over."""
         self._do(self._residency.left(number, self._loop.time()))
         self._plan_tick()
+        if self._spare_due is not None and not self._residency.running():
+            self._encourage()
 
     # What keepers tell.
 
@@ -332,7 +338,8 @@ class Pool:
         self.on_memory(keeper)
         self._do(self._residency.ready(keeper.id, self._loop.time()))
         self._plan_tick()
-        self._replenish(encouraged=True)
+        if self._spare_due is None:
+            self._spare_due = self._loop.call_later(SPARE_WAIT_S, self._encourage)
 
     def on_memory(self, keeper: Keeper) -> None:
         if keeper.memory is not None and keeper.entry is not None:
@@ -480,6 +487,13 @@ class Pool:
         if not any(keeper.state in ("starting", "restarting") for keeper in self._keepers.values()):
             self._launcher.replenish(encouraged=encouraged)
 
+    def _encourage(self) -> None:
+        """A load went well, and the first who waited for it are served: time for a spare."""
+        if self._spare_due is not None:
+            self._spare_due.cancel()
+            self._spare_due = None
+        self._replenish(encouraged=True)
+
     def _allow(self) -> None:
         """The policy's limits, as settings and machine have them now."""
         self._do(
@@ -540,7 +554,8 @@ class Pool:
         await drop(ends)
         await drop(given_up)
         await self._leases.close()
-        if self._tick is not None:
-            self._tick.cancel()
+        for timer in (self._tick, self._spare_due):
+            if timer is not None:
+                timer.cancel()
         if self._deadline is not None:
             self._deadline.cancel()

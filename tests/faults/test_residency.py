@@ -219,6 +219,35 @@ async def test_a_spare_serves_the_next_load_whatever_the_model(tmp_path: Path) -
         assert next_spare is not None and next_spare.pid != spare.pid
 
 
+async def test_a_new_spare_waits_for_the_first_answer_of_a_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its imports took a core from the very answer that had waited for the load."""
+    monkeypatch.setattr("supervisor.workers.pool.SPARE_WAIT_S", 3600)
+    async with running(tmp_path, spare=True) as bench:
+        await bench.said("spare.starting")
+        entry = bench.model("a")
+        slow = asyncio.ensure_future(bench.chat(entry, Behaviour(chunks=4, interval_ms=50)))
+        await bench.said("worker.ready", "a")
+        await bench.facts_with("a", lambda facts: facts.started > 0)
+        assert bench.kinds().count("spare.starting") == 1
+        await slow
+        await bench.said("spare.starting", count=2)
+
+
+async def test_a_new_spare_does_not_wait_for_a_long_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.workers.pool.SPARE_WAIT_S", 0.05)
+    async with running(tmp_path, spare=True) as bench:
+        await bench.said("spare.starting")
+        endless = asyncio.ensure_future(bench.chat(bench.model("a"), Behaviour(chunks=600, interval_ms=100)))
+        await bench.said("spare.starting", count=2)
+        assert not endless.done()
+        endless.cancel()
+        await asyncio.gather(endless, return_exceptions=True)
+
+
 async def test_a_dead_spare_is_replaced_and_harms_no_load(tmp_path: Path) -> None:
     async with running(tmp_path, spare=True) as bench:
         await bench.said("spare.starting")

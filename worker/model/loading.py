@@ -1,12 +1,14 @@
-"""Loads a model folder: weights and tokenizer. Runs on the engine's thread, like everything that uses mlx."""
+"""Loads a model folder: weights and tokenizer. Runs on the engine's thread, like everything that uses mlx,
+but for the tokenizer, which is read meanwhile."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.utils import load_config, load_tokenizer
+from mlx_lm.utils import load_config
 
 from shared.launch import Options, Sampling
 from shared.status import FailureKind, Progress
@@ -15,6 +17,7 @@ from worker.model.draft import DraftModel, load_draft
 from worker.model.embedding import Embedding, check_architecture, embedding_of
 from worker.model.failures import LoadError, explain
 from worker.model.network import evaluate, load_network
+from worker.model.writing import Writing, read_writing
 from worker.shard.loading import check_shards, load_shard
 from worker.text.detokenize import Detokenizers
 from worker.text.dialect import Dialect
@@ -72,18 +75,22 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
     config = load_config(directory)
     check_architecture(config)
     embedding = embedding_of(directory, config)
-    if options.shards is None:
-        network, config = load_network(directory, embedding)
-        total = evaluate(network, report)
-    else:
-        check_shards(options, embedding)
-        network, config, total = load_shard(directory, mx.distributed.init(), report)
-    report(Progress("tokenizer"))
-    tokenizer = load_tokenizer(directory, _template_of(options), eos_token_ids=config.get("eos_token_id"))
+    reader = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+    try:
+        # Native code for the most part, and so are the weights: they don't wait for each other.
+        reading = reader.submit(read_writing, directory, options, config)
+        if options.shards is None:
+            network, config = load_network(directory, embedding)
+            total = evaluate(network, report)
+        else:
+            check_shards(options, embedding)
+            network, config, total = load_shard(directory, mx.distributed.init(), report)
+        report(Progress("tokenizer"))
+        writing = reading.result()
+    finally:
+        reader.shutdown(wait=False)
     mx.clear_cache()
-    template = Template(tokenizer)
-    dialect = Dialect(tokenizer)
-    vocabulary = tokenizer.get_vocab()
+    vocabulary = writing.vocabulary
     draft = None
     if options.draft is not None:
         if embedding is not None:
@@ -97,51 +104,36 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
         )
     return Model(
         network=network,
-        tokenizer=tokenizer,
-        template=template,
-        detokenizers=Detokenizers(tokenizer),
-        dialect=dialect,
-        end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
+        tokenizer=writing.tokenizer,
+        template=writing.template,
+        detokenizers=writing.detokenizers,
+        dialect=writing.dialect,
+        end_tokens=writing.end_tokens,
         context_window=context_window(config, options.context),
         sampling=sampling_defaults(directory),
-        capabilities=_capabilities(template, dialect, embedding, tokenizer),
+        capabilities=_capabilities(writing, embedding),
         embedding=embedding,
         weights_bytes=total,
         longest_token=max(map(len, vocabulary), default=1),
         # Some tokenizers have tokens that the model has no logits for.
         vocabulary=min(max(vocabulary.values(), default=-1) + 1, logits_width(config)),
-        line_breaks=tuple(tokenizer.encode("\n", add_special_tokens=False)),
+        line_breaks=writing.line_breaks,
         draft=draft,
     )
 
 
-def _template_of(options: Options) -> dict[str, Any]:
-    """What the tokenizer is told beside its files: the template that takes the place of its own."""
-    if options.chat_template is None:
-        return {}
-    try:
-        text = Path(options.chat_template).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise LoadError(FailureKind.MISSING, f"the chat template can't be read: {reason}") from error
-    # Some models bring theirs as a program, which counts before a text.
-    return {"chat_template": text, "chat_template_type": None}
-
-
-def _capabilities(
-    template: Template, dialect: Dialect, embedding: Embedding | None, tokenizer: Any
-) -> tuple[str, ...]:
+def _capabilities(writing: Writing, embedding: Embedding | None) -> tuple[str, ...]:
     # Embedding models come with the chat template of the model they were made of, but can't chat any more.
     if embedding is not None:
         return ("embeddings",)
-    chats = template.usable
+    chats = writing.template.usable
     can = {
         "chat": chats,
         "completions": True,
         "decisions": chats,
         # Where the template knows nothing of tools, the model is told in words.
         "tools": chats,
-        "structured_output": getattr(tokenizer, "backend_tokenizer", None) is not None,
-        "thinking": chats and dialect.thinks,
+        "structured_output": getattr(writing.tokenizer, "backend_tokenizer", None) is not None,
+        "thinking": chats and writing.dialect.thinks,
     }
     return tuple(name for name, able in can.items() if able)
