@@ -9,6 +9,7 @@ work shares, only ratios mean something.
 """
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -57,6 +58,8 @@ def main() -> int:
     unknown = set(arguments.parts) - set(PARTS)
     if unknown:
         parser.error(f"unknown part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    # As Ctrl-C does: what was started ends, folders go.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     facts = machine()
     results: dict[str, list[Row]] = {}
     for name in arguments.parts or PARTS:
