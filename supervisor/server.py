@@ -286,9 +286,14 @@ class Supervisor:
             await task
 
     def _wants_starter(self) -> bool:
-        """Whether there is nothing that somebody chose to have here: at the first start a small model comes,
-        whatever other programs have on the disks, and later only when there would be none at all."""
+        """Whether the settings name the small model and it is not there, or there is nothing that somebody
+        chose to have here: at the first start it comes, whatever other programs have on the disks, and later
+        only when there would be none at all."""
         entries = self._catalog.entries()
+        chosen = self._settings.models
+        named = {name for name, settings in chosen.items() if (settings.source or name) == STARTER_ID}
+        if any(entry.id in named and entry.problem is not None for entry in entries):
+            return not (self._home.models / STARTER_ID).exists()
         if any(entry.place in ("own", "folder", "config") for entry in entries):
             return False
         return self._first_start or all(entry.problem is not None for entry in entries)

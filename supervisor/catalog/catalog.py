@@ -122,14 +122,18 @@ class Catalog:
             entries[entry.id] = self._kept(_with_hosts(entry, entry.settings.hosts))
         for entry in [entry for entry in entries.values() if entry.settings.draft is not None]:
             entries[entry.id] = self._kept(self._with_draft(entry, entries, known))
-        used = {str(entry.directory) for entry in entries.values()}
-        self._scanner.forget_except(used | {str(entry.draft) for entry in entries.values() if entry.draft})
         self._finder.forget_unseen()
-        self._made = {model_id: made for model_id, made in self._made.items() if model_id in entries}
         self._settings = settings
-        self._entries = dict(sorted(entries.items()))
-        self._names = _names(self._entries)
-        self._beginnings = _beginnings(self._entries)
+        before = self._entries
+        if len(entries) != len(before) or any(before.get(name) is not new for name, new in entries.items()):
+            used = {str(entry.directory) for entry in entries.values()}
+            self._scanner.forget_except(
+                used | {str(entry.draft) for entry in entries.values() if entry.draft}
+            )
+            self._made = {model_id: made for model_id, made in self._made.items() if model_id in entries}
+            self._entries = dict(sorted(entries.items()))
+            self._names = _names(self._entries)
+            self._beginnings = _beginnings(self._entries)
         self._fallback = self._names.get(settings.server.fallback_model)
         self.problems = tuple(problems)
 
@@ -154,6 +158,7 @@ class Catalog:
 
         Other programs' folders hold all kinds of things: what is no model is left out there.
         """
+        named: dict[str, tuple[Found, ModelFolder]] = {}
         alike: dict[str, list[tuple[Found, ModelFolder]]] = {}
         for model in found:
             if model.problem is not None:
@@ -161,16 +166,17 @@ class Catalog:
             else:
                 scanned = self._scanner.scan(model.folder)
             if scanned.is_model or model.place in ("own", "folder") or _is_coming(model):
-                alike.setdefault(model.id, []).append((model, scanned))
-        named: dict[str, tuple[Found, ModelFolder]] = {}
+                if model.id in named:
+                    alike.setdefault(model.id, [named[model.id]]).append((model, scanned))
+                else:
+                    named[model.id] = model, scanned
         for model_id, models in alike.items():
-            if len(models) > 1:
-                # Sorting keeps the order of places among the whole ones, and among the broken ones.
-                models.sort(key=lambda pair: pair[1].problem is not None)
+            # Sorting keeps the order of places among the whole ones, and among the broken ones.
+            models.sort(key=lambda pair: pair[1].problem is not None)
             named[model_id], *others = models
             for model, scanned in others:
                 again, number = f"{model_id}@{model.place}", 1
-                while again in named or again in alike:
+                while again in named:
                     number += 1
                     again = f"{model_id}@{model.place}{number}"
                 named[again] = msgspec.structs.replace(model, id=again), scanned

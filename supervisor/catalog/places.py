@@ -16,6 +16,7 @@ import msgspec
 
 from shared.importing import PARTIAL_PREFIX
 from shared.pulling import PARTIAL_SUFFIX
+from supervisor.catalog.starter import STARTER_ID, STARTER_PACKAGE
 
 Place = Literal["own", "folder", "lmstudio", "hub", "config"]
 """Our own models folder, one of `catalog.folders`, LM Studio's, the Hugging Face cache, and folders that only
@@ -60,11 +61,17 @@ _NOTHING: Final = _Listing()
 
 
 class Finder:
-    """Looks through places, and remembers each folder's listing until it changes."""
+    """Looks through places, and remembers each folder's listing and what it made of it until that changes."""
 
     def __init__(self) -> None:
         self._listings: dict[str, tuple[int, _Listing]] = {}
         self._commits: dict[str, tuple[int, str | None]] = {}
+        self._models: dict[tuple[str, Place], tuple[_Listing, tuple[Found, ...]]] = {}
+        """Of a folder that is an ORG."""
+        self._repositories: dict[str, tuple[_Listing, tuple[tuple[str, str], ...]]] = {}
+        """Of the hub's cache: id and folder of each."""
+        self._snapshots: dict[str, Found] = {}
+        """By the folder of the repository."""
         self._seen: set[str] = set()
 
     def forget_unseen(self) -> None:
@@ -72,6 +79,8 @@ class Finder:
         seen, self._seen = self._seen, set()
         self._listings = {path: listing for path, listing in self._listings.items() if path in seen}
         self._commits = {path: commit for path, commit in self._commits.items() if path in seen}
+        self._models = {key: models for key, models in self._models.items() if key[0] in seen}
+        self._repositories = {path: known for path, known in self._repositories.items() if path in seen}
 
     def tree(self, root: Path, place: Place) -> Iterator[Found]:
         """Model folders as `NAME` or `ORG/NAME` below `root`, which itself may be one.
@@ -87,24 +96,51 @@ class Finder:
             folder = f"{top}/{name}"
             inner = self._list(folder)
             if inner.folders and not inner.files:
-                for model in inner.folders:
-                    yield Found(f"{name}/{model}", f"{folder}/{model}", place)
+                yield from self._inside(name, folder, inner, place)
             elif not inner.waits:
                 yield Found(name, folder, place)
 
     def hub(self, cache: Path) -> Iterator[Found]:
         """Models in the Hugging Face cache, each at the revision that its `main` has here."""
-        top = str(cache)
-        for name in self._list(top).folders:
-            hub_id = name.removeprefix(_REPOSITORY).replace("--", "/", 1)
-            if not name.startswith(_REPOSITORY) or not _HUB_ID.fullmatch(hub_id):
-                continue
-            repository = f"{top}/{name}"
+        repositories = self._in_cache(str(cache))
+        for hub_id, repository in repositories:
             commit = self.commit(repository)
             if commit is not None:
-                yield Found(hub_id, f"{repository}/snapshots/{commit}", "hub", commit)
+                found = self._snapshots.get(repository)
+                if found is None or found.revision != commit:
+                    found = Found(hub_id, f"{repository}/snapshots/{commit}", "hub", commit)
+                    self._snapshots[repository] = found
+                yield found
             elif is_downloading(repository):
                 yield Found(hub_id, repository, "hub", None, unfinished(hub_id))
+        if len(self._snapshots) > len(repositories):
+            there = {repository for _, repository in repositories}
+            self._snapshots = {path: found for path, found in self._snapshots.items() if path in there}
+
+    def _inside(self, organisation: str, folder: str, listing: _Listing, place: Place) -> tuple[Found, ...]:
+        """The models of an organisation's folder."""
+        known = self._models.get((folder, place))
+        if known is not None and known[0] is listing:
+            return known[1]
+        found = tuple(
+            Found(f"{organisation}/{model}", f"{folder}/{model}", place) for model in listing.folders
+        )
+        self._models[folder, place] = listing, found
+        return found
+
+    def _in_cache(self, top: str) -> tuple[tuple[str, str], ...]:
+        """Id and folder of each of the repositories in the hub's cache."""
+        listing = self._list(top)
+        known = self._repositories.get(top)
+        if known is not None and known[0] is listing:
+            return known[1]
+        found = []
+        for name in listing.folders:
+            hub_id = name.removeprefix(_REPOSITORY).replace("--", "/", 1)
+            if name.startswith(_REPOSITORY) and _HUB_ID.fullmatch(hub_id):
+                found.append((hub_id, f"{top}/{name}"))
+        self._repositories[top] = listing, tuple(found)
+        return tuple(found)
 
     def _list(self, folder: str) -> _Listing:
         """The folder's listing; one that can't be read counts as empty."""
@@ -253,6 +289,10 @@ def find_source(
                 f"{wanted} is not in the local Hugging Face cache; get it with: mlx-supervisor pull {wanted}"
             )
         return Found(model_id, str(snapshot), "hub", snapshot.name)
+    if wanted == STARTER_ID:
+        raise SourceError(
+            f"it is not here yet; if {STARTER_PACKAGE} is installed, it comes when the supervisor starts"
+        )
     if source is None:
         raise SourceError("no model of this id was imported; import one, or give it a `source`")
     raise SourceError(
