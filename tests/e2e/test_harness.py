@@ -36,4 +36,4 @@ def test_a_killed_run_takes_its_supervisor_along(tmp_path: Path) -> None:
         except psutil.NoSuchProcess:
             return True
 
-    wait_until(is_over, 20, "the supervisor still runs")
+    wait_until(is_over, "the supervisor still runs")
