@@ -70,6 +70,20 @@ class Trimmed(msgspec.Struct, frozen=True):
     memory: Memory
 
 
+class LimitAsked(msgspec.Struct, frozen=True):
+    """`POST /admin/memory/limit`: take no more than `bytes` from now on. What runs already goes on."""
+
+    bytes: int
+
+
+class Limited(msgspec.Struct, frozen=True):
+    """Answer of `POST /admin/memory/limit`."""
+
+    rows_bytes: int
+    """What that leaves for running rows."""
+    memory: Memory
+
+
 class SavedStats(msgspec.Struct, frozen=True):
     """Prompt state on disk. Counters are since the worker's start."""
 

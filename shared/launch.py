@@ -191,6 +191,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Cap of the prompt cache in memory; None lets the worker choose, 0 keeps nothing."""
     memory_bytes: int | None = None
     """What weights, running rows and prompt cache may take together; None is what the GPU or RAM allow."""
+    budget_bytes: int | None = None
+    """What it may take at most, when others leave it all: a row that needs more is refused. None is
+    `memory_bytes`, which may be changed while it serves."""
     saved_state: str | None = None
     """Absolute path of the folder for prompt state on disk, shared by all models; None saves nothing."""
     saved_state_bytes: int | None = None

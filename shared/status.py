@@ -50,6 +50,8 @@ class Memory(msgspec.Struct, frozen=True):
     kv_bytes: int = 0
     """KV cache of the running rows, and of the draft."""
     prompt_cache_bytes: int = 0
+    reserved_bytes: int = 0
+    """The weights, and what the rows that were let in will hold in the end, as far as can be told."""
     working_set_bytes: int = 0
     """What the GPU may hold before macOS pages (Metal's recommended working set); 0 on CPU."""
 

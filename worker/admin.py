@@ -20,6 +20,8 @@ from shared.admin import (
     Drained,
     Health,
     Leased,
+    LimitAsked,
+    Limited,
     MemoryAsked,
     MemoryCompleted,
     MemoryInput,
@@ -38,6 +40,7 @@ from worker.engine.activity import Feed
 from worker.engine.admission import Admission, Lease
 from worker.engine.jobs import Jobs
 from worker.engine.prompt_state import PromptState
+from worker.engine.share import Share
 from worker.engine.thread import Engine
 from worker.request import Asked, Message, Request
 from worker.text.events import Finished, FinishReason, TextDelta
@@ -72,6 +75,8 @@ class Admin:
         self.completions: Completions | None = None
         self.state: PromptState | None = None
         """What is kept of earlier prompts. None while the model loads."""
+        self.share: Share | None = None
+        """What it may take. None while the model loads."""
 
     async def health(self, exchange: Exchange) -> None:
         admission = self._admission
@@ -156,6 +161,14 @@ class Admin:
         with exchange.while_connected():
             freed = await self.state.trim(asked.bytes)
         await exchange.answer(200, msgspec.json.encode(Trimmed(freed, self._read_memory())))
+
+    async def limit(self, exchange: Exchange) -> None:
+        asked = decode(await exchange.body(), LimitAsked)
+        check_range(asked.bytes, "bytes", 0, float("inf"))
+        if self.share is None:
+            raise loading()
+        left = self.share.limit(asked.bytes)
+        await exchange.answer(200, msgspec.json.encode(Limited(left.kv_bytes, self._read_memory())))
 
     async def cache(self, exchange: Exchange) -> None:
         if self.state is None:
@@ -252,7 +265,7 @@ def _first(errors: BaseExceptionGroup[PublicError]) -> PublicError:
 
 def _moved(before: Memory, now: Memory) -> bool:
     tolerance = _CHANGE * max(before.footprint_bytes, 1)
-    figures = ("active_bytes", "cache_bytes", "footprint_bytes", "kv_bytes")
+    figures = ("active_bytes", "cache_bytes", "footprint_bytes", "kv_bytes", "reserved_bytes")
     return any(abs(getattr(now, name) - getattr(before, name)) > tolerance for name in figures)
 
 

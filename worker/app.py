@@ -38,13 +38,14 @@ from worker.engine.activity import REQUEST_ID, Feed
 from worker.engine.admission import Admission
 from worker.engine.jobs import Jobs
 from worker.engine.memory import bound_allocator, read_memory, working_set_bytes
-from worker.engine.needs import Needs, measure, room
+from worker.engine.needs import Needs, measure
 from worker.engine.opening import make_embedder, open_engine
 from worker.engine.prompt_cache import PromptCache
 from worker.engine.prompt_scores import PromptScorer
 from worker.engine.prompt_state import PromptState
 from worker.engine.rows import Report
 from worker.engine.scoring import Scorer
+from worker.engine.share import Share
 from worker.engine.thread import Engine
 from worker.model.adapters import Adapters
 from worker.model.failures import LoadError, explain
@@ -83,6 +84,7 @@ class App:
         self._model: Model | None = None
         self._models: Models | None = None
         self._state: PromptState | None = None
+        self._share: Share | None = None
         self._completions: Completions | None = None
         self._progress = Progress("weights")
         self._ranks: Ranks | None = None
@@ -105,6 +107,7 @@ class App:
             "/admin/memory": {"GET": admin.memory},
             "/admin/cache": {"GET": admin.cache},
             "/admin/memory/trim": {"POST": admin.trim},
+            "/admin/memory/limit": {"POST": admin.limit},
             "/admin/memory/complete": {"POST": admin.complete},
             "/admin/events": {"GET": admin.events},
             "/admin/adapters": {"POST": admin.adapters},
@@ -353,6 +356,7 @@ class App:
             draft_bytes=0 if model is None or model.draft is None else model.draft.weights_bytes,
             kv_bytes=self._engine.kv_bytes,
             prompt_cache_bytes=0 if self._state is None else self._state.nbytes,
+            reserved_bytes=0 if self._share is None else self._share.reserved_bytes,
             working_set=self._working_set_bytes,
         )
 
@@ -367,16 +371,18 @@ class App:
             return msgspec.structs.replace(needs, draft=draft)
 
         needs = await self._engine.call(prepare)
-        limits = room(
+        share = self._share = self._admin.share = Share(
+            self._admission,
+            needs,
+            options,
             weights_bytes=model.weights_bytes + (0 if model.draft is None else model.draft.weights_bytes),
             working_set_bytes=self._working_set_bytes,
-            cap_bytes=options.memory_bytes,
-            prompt_bytes=options.prompt_cache_bytes,
+            resizes=model.writes and self._ranks is None,
         )
-        self._admission.limit(needs, limits.kv_bytes)
-        prompt_bytes = limits.prompt_bytes if model.writes else 0
+        prompt_bytes = share.room.prompt_bytes if model.writes else 0
         cache = PromptCache(prompt_bytes) if self._ranks is None else self._ranks.cache(prompt_bytes)
-        state = PromptState(self._engine, cache, room_bytes=limits.kv_bytes, cuttable=needs.cuttable)
+        state = PromptState(self._engine, cache, room_bytes=share.room.kv_bytes, cuttable=needs.cuttable)
+        share.state = state
         if options.saved_state is not None and model.writes and self._ranks is None:
             computed = f"{mx.default_device()} {model.weights_bytes}"
             await state.open(

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from shared.admin import CacheStats, DrainAsked, Drained, Health, TrimAsked, Trimmed
+from shared.admin import CacheStats, DrainAsked, Drained, Health, LimitAsked, Limited, TrimAsked, Trimmed
 from supervisor.workers.upstream import Upstream, UpstreamError
 
 # Out of descriptors or memory: that says something about us and nothing about the worker.
@@ -44,6 +44,12 @@ async def ask_to_trim(upstream: Upstream, *, timeout_s: float) -> int:
     """Let the worker give back what it keeps of earlier prompts; how many bytes it freed. Raises NoAnswer."""
     body = msgspec.json.encode(TrimAsked())
     return _read(await _ask(upstream, "POST", b"/admin/memory/trim", body, timeout_s), Trimmed).freed_bytes
+
+
+async def ask_to_keep_within(upstream: Upstream, limit_bytes: int, *, timeout_s: float) -> int:
+    """Let the worker take no more than this; what that leaves for its rows, in bytes. Raises NoAnswer."""
+    body = msgspec.json.encode(LimitAsked(limit_bytes))
+    return _read(await _ask(upstream, "POST", b"/admin/memory/limit", body, timeout_s), Limited).rows_bytes
 
 
 async def _ask(upstream: Upstream, method: str, target: bytes, body: bytes, timeout_s: float | None) -> bytes:

@@ -87,6 +87,7 @@ class Owner(Protocol):
     def on_memory(self, keeper: "Keeper") -> None: ...
     @property
     def budget_bytes(self) -> int: ...
+    def share_of(self, model_id: str) -> int: ...
     def is_busy(self, model_id: str) -> bool: ...
     def is_awaited(self, model_id: str) -> bool: ...
 
@@ -320,7 +321,8 @@ class Keeper:
                 self._home.saved_state,
                 entry.draft,
                 entry.shards,
-                memory_bytes=self._owner.budget_bytes,
+                memory_bytes=self._owner.share_of(entry.id),
+                budget_bytes=self._owner.budget_bytes,
             ),
         )
 
@@ -416,6 +418,12 @@ class Keeper:
             return False
         self._move("leased" if leases else "ready", pid=self.life.process.pid if self.life else None)
         return True
+
+    def note_memory(self, memory: Memory) -> None:
+        """What it holds now, or has promised to hold."""
+        if self.life is not None:
+            self.memory = memory
+            self._owner.on_memory(self)
 
     def _note(self, health: Health) -> None:
         self.memory = health.memory

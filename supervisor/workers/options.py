@@ -14,17 +14,20 @@ def options_of(
     shards: Shards | None = None,
     *,
     memory_bytes: int | None = None,
+    budget_bytes: int | None = None,
 ) -> Options:
     """Options of a worker for such a model.
 
     `saved_state` is the folder of all prompt state, `draft` that of the model's draft, if it has one;
-    `shards` are the machines that it is spread over, `memory_bytes` is what all models may take together.
+    `shards` are the machines that it is spread over, `memory_bytes` is what it may take for now, and
+    `budget_bytes` what all models may take together.
     """
     return Options(
         context=model.context,
         max_concurrency=model.max_concurrency,
         queue=model.queue,
         memory_bytes=memory_bytes,
+        budget_bytes=budget_bytes,
         prompt_cache_bytes=memory.prompt_cache_bytes,
         saved_state=None if memory.saved_state_bytes == 0 else str(saved_state),
         saved_state_bytes=memory.saved_state_bytes,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from shared import __version__
-from shared.activity import Activity
+from shared.activity import Activity, MemoryReading
 from shared.admin import CacheStats, Health
 from shared.errors import PublicError
 from supervisor.catalog.catalog import Catalog, ModelEntry
@@ -52,6 +52,7 @@ from supervisor.workers.machine_leases import MachineLeases
 from supervisor.workers.preloads import Preloads
 from supervisor.workers.reload import Reload
 from supervisor.workers.residency import Residency
+from supervisor.workers.shares import Shares
 from supervisor.workers.slots import Slot, SlotRequest
 from supervisor.workers.sockets import SocketFiles
 from supervisor.workers.view import EngineView, MemoryView, SpareView, SupervisorView, worker_view
@@ -115,6 +116,7 @@ class Pool:
             preloads=self._preloads,
             act=self._do,
         )
+        self._shares = Shares(self._keepers, events)
         self._numbers = itertools.count(1)
         self._waiters: dict[int, asyncio.Future[Slot]] = {}
         self._todo: deque[Action] = deque()
@@ -250,6 +252,7 @@ class Pool:
         """These settings count from now on, and the catalog has the models that they make."""
         before, self._settings = self._settings, settings
         self._reload.apply(before, settings)
+        self._share_out()
         self._plan_tick()
 
     @property
@@ -344,13 +347,16 @@ class Pool:
     def on_memory(self, keeper: Keeper) -> None:
         if keeper.memory is not None and keeper.entry is not None:
             self._books.seen(keeper.entry, keeper.memory)
-            self._do(self._residency.measured(keeper.id, keeper.memory.footprint_bytes, self._loop.time()))
+            held = max(keeper.memory.footprint_bytes, keeper.memory.reserved_bytes)
+            self._do(self._residency.measured(keeper.id, held, self._loop.time()))
+            self._share_out()
 
     def on_restarting(self, keeper: Keeper) -> None:
         self._do(self._residency.restarting(keeper.id, self._loop.time()))
 
     def on_failed(self, keeper: Keeper) -> None:
         self._do(self._residency.failed(keeper.id, self._loop.time()))
+        self._share_out()
         self._replenish()
 
     def on_gone(self, keeper: Keeper) -> None:
@@ -365,6 +371,7 @@ class Pool:
             self._do(self._residency.change(self._books.traits(keeper.entry), now))
             retry_s = now + keeper.starved_s
         self._do(self._residency.gone(keeper.id, now, retry_s=retry_s))
+        self._share_out()
         self._plan_tick()
         self._replenish()
 
@@ -376,12 +383,21 @@ class Pool:
         self._plan_tick()
 
     def on_activity(self, keeper: Keeper, activity: Activity) -> None:
+        if isinstance(activity, MemoryReading):
+            keeper.note_memory(activity.memory)
         if self._on_activity is not None:
             self._on_activity(keeper.id, activity)
 
     @property
     def budget_bytes(self) -> int:
         return self._residency.budget_bytes
+
+    def share_of(self, model_id: str) -> int:
+        """What its worker may take."""
+        return self._residency.shares().get(model_id, self._residency.budget_bytes)
+
+    def _share_out(self) -> None:
+        self._shares.tell(self._residency.shares())
 
     def is_busy(self, model_id: str) -> bool:
         return self._residency.in_flight(model_id) > 0 or self._residency.queued(model_id) > 0
@@ -420,6 +436,8 @@ class Pool:
                 if waiter is not None and not waiter.done():
                     waiter.set_exception(self._refusal(model_id, why))
             case Spawn(model_id):
+                # What it will hold is no longer free for the others.
+                self._share_out()
                 self._keeper(model_id).start(self._entries[model_id])
             case Drain(model_id):
                 self._keeper(model_id).drain()
@@ -554,6 +572,7 @@ class Pool:
         await drop(ends)
         await drop(given_up)
         await self._leases.close()
+        await self._shares.close()
         for timer in (self._tick, self._spare_due):
             if timer is not None:
                 timer.cancel()

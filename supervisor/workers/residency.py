@@ -23,6 +23,7 @@ what loads has loaded, what leaves has left, and each worker has been leased (or
 
 import itertools
 from collections.abc import Iterator
+from typing import Final
 
 from supervisor.workers.actions import (
     Action,
@@ -42,6 +43,8 @@ from supervisor.workers.actions import (
 )
 from supervisor.workers.resident import FURTHER_TURNS, Phase, Resident
 from supervisor.workers.room import plan
+
+_SHARE_STEPS: Final = 256
 
 
 class Residency:
@@ -182,7 +185,8 @@ class Residency:
         return self._settle(now)
 
     def measured(self, model_id: str, footprint_bytes: int, now: float) -> list[Action]:
-        """What the worker really holds. It never counts for less than its cost: it may need that again."""
+        """What the worker really holds, or has promised to. It never counts for less than its cost: it may
+        need that again."""
         model = self._models.get(model_id)
         if model is None or not model.resident:
             return []
@@ -368,6 +372,23 @@ class Residency:
     def waiting_count(self) -> int:
         """Requests that wait, over all models."""
         return sum(len(model.waiting) for model in self._models.values())
+
+    def shares(self) -> dict[str, int]:
+        """What each worker may take: what it counts for, and an equal part of what nobody counts for.
+
+        Together that is never more than the budget, unless what they count for is by itself. In steps, so
+        that not every reading of one worker changes what the others may.
+        """
+        residents = list(self._residents())
+        staying = sum(not model.going for model in residents)
+        part = max(0, self._budget_bytes - self.booked_bytes) // max(1, staying)
+        step = max(1, self._budget_bytes // _SHARE_STEPS)
+        return {
+            model.traits.id: model.booked_bytes
+            if model.going
+            else max(model.booked_bytes, (model.booked_bytes + part) // step * step)
+            for model in residents
+        }
 
     def holders(self) -> list[tuple[str, int]]:
         """Who holds how many bytes of the budget."""

@@ -90,6 +90,43 @@ async def test_a_worker_that_grows_is_booked_and_idle_ones_leave_for_it(tmp_path
         assert (worker.estimate_bytes, worker.measured_bytes) == (COST_BYTES, COST_BYTES + 1_000_000)
 
 
+async def test_what_workers_may_take_is_together_never_more_than_the_budget(tmp_path: Path) -> None:
+    """Each was told the whole budget, so that two busy ones could take it twice."""
+    async with running(tmp_path, room=10) as bench:
+        models = [bench.model(name) for name in ("a", "b", "c")]
+        for number, entry in enumerate(models, 1):
+            await bench.chat(entry)
+            shares = [await _share(bench, one.id, below=10 // number + 1) for one in models[:number]]
+            assert sum(shares) <= 10 * COST_BYTES
+            assert min(shares) >= COST_BYTES
+        options = (await bench.facts("c")).record.options
+        assert options.memory_bytes is not None and options.memory_bytes <= 4 * COST_BYTES
+        assert options.budget_bytes == 10 * COST_BYTES
+        await bench.pool.unload("c")
+        await bench.facts_with("a", lambda facts: (facts.limit_bytes or 0) > 4 * COST_BYTES)
+
+
+async def _share(bench: Bench, name: str, *, below: int) -> int:
+    """What the worker was told that it may take, once that is less than what so many models count for."""
+    most = below * COST_BYTES
+    facts = await bench.facts_with(
+        name, lambda facts: facts.limit_bytes is not None and facts.limit_bytes < most
+    )
+    assert facts.limit_bytes is not None
+    return facts.limit_bytes
+
+
+async def test_what_a_worker_has_promised_its_rows_counts_before_they_hold_it(tmp_path: Path) -> None:
+    async with running(tmp_path, room=2) as bench:
+        await bench.chat(bench.model("idle"))
+        await bench.chat(bench.model("a", Load(reserved_bytes=COST_BYTES + 1_000_000)))
+        await bench.said("worker.gone", "idle")
+        worker = bench.worker("a")
+        assert worker is not None and worker.booked_bytes == COST_BYTES + 1_000_000
+        # It is a promise, and no footprint.
+        assert worker.measured_bytes is None or worker.measured_bytes < COST_BYTES
+
+
 async def test_a_held_model_stays_for_a_moment_and_says_so(tmp_path: Path) -> None:
     async with running(tmp_path, room=1) as bench:
         entry, other = bench.model("a", hold_s=0.6), bench.model("b")

@@ -56,23 +56,28 @@ class Admission:
         self._holder: Lease | None = None
         self._on_idle: list[Callable[[], None]] = []
         self._needs = Needs()
-        self._room_bytes = 0
+        self._room_bytes = self._most_bytes = 0
         self.draining = False
 
-    def limit(self, needs: Needs, room_bytes: int) -> None:
-        """From now on let rows, with what they hold, run only as `room_bytes` allow."""
+    def limit(self, needs: Needs, room_bytes: int, *, most_bytes: int | None = None) -> None:
+        """From now on let rows, with what they hold, run beside each other only as `room_bytes` allow.
+
+        `most_bytes` is what there may be of it at other times: a row that needs more is refused.
+        """
         self._needs = needs
         self._room_bytes = room_bytes
+        self._most_bytes = room_bytes if most_bytes is None else most_bytes
+        self._advance()
 
     def check(self, tokens: int) -> None:
         """Raises PublicError 507 when a row of so many tokens could not even run alone."""
         needed = self._needs.batch_bytes([tokens])
-        if needed > self._room_bytes > 0:
+        if needed > self._most_bytes > 0:
             raise PublicError(
                 507,
                 "does_not_fit",
                 f"{tokens} tokens of prompt and answer take {format_size(needed)} of memory, and there are "
-                f"{format_size(self._room_bytes)} for it. Shorten the prompt or lower max_tokens.",
+                f"{format_size(self._most_bytes)} for it. Shorten the prompt or lower max_tokens.",
             )
 
     @property

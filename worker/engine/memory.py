@@ -66,6 +66,7 @@ def read_memory(
     kv_bytes: int,
     draft_bytes: int = 0,
     prompt_cache_bytes: int = 0,
+    reserved_bytes: int = 0,
     probe: FootprintProbe = footprint_bytes,
     working_set: int = 0,
 ) -> Memory:
@@ -80,5 +81,6 @@ def read_memory(
         draft_bytes=draft_bytes,
         kv_bytes=kv_bytes,
         prompt_cache_bytes=prompt_cache_bytes,
+        reserved_bytes=reserved_bytes,
         working_set_bytes=working_set,
     )

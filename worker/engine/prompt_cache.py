@@ -181,6 +181,11 @@ class PromptCache:
             self.nbytes += entry.nbytes
         self.shrink(self.limit_bytes)
 
+    def resize(self, limit_bytes: int) -> None:
+        """Keep no more than so many bytes from now on."""
+        self.limit_bytes = limit_bytes
+        self.shrink(limit_bytes)
+
     def shrink(self, to_bytes: int) -> int:
         """Evict entries, those unused for longest first, until `to_bytes` are held; returns bytes freed."""
         before = self.nbytes

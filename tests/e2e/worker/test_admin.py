@@ -244,7 +244,19 @@ async def test_memory_is_told_and_trimmed() -> None:
     assert trimmed["memory"]["cache_bytes"] == 0
 
 
-@pytest.mark.parametrize("path", ["/admin/drain", "/admin/memory/trim"])
+async def test_what_it_may_take_can_be_changed_and_promises_are_told() -> None:
+    async with serving() as worker:
+        small = (await worker.client.post("/admin/memory/limit", json={"bytes": 0})).json()
+        large = (await worker.client.post("/admin/memory/limit", json={"bytes": 2**30})).json()
+        async with worker.stream(max_tokens=ENDLESS) as stream:
+            await anext(stream)
+            busy = (await worker.client.get("/admin/memory")).json()
+    assert small["rows_bytes"] < large["rows_bytes"] < 2**30
+    assert large["memory"]["reserved_bytes"] == large["memory"]["weights_bytes"]
+    assert busy["reserved_bytes"] > busy["weights_bytes"]
+
+
+@pytest.mark.parametrize("path", ["/admin/drain", "/admin/memory/trim", "/admin/memory/limit"])
 async def test_bad_admin_bodies_are_refused(path: str) -> None:
     async with serving() as worker:
         bodies = [b"{", b'{"timeout_ms": -1, "bytes": -1}', b'{"timeout_ms": "x", "bytes": "x"}']

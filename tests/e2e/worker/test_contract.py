@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from shared import __version__
-from shared.admin import Drained, Health, Leased, Trimmed
+from shared.admin import Drained, Health, Leased, Limited, Trimmed
 from shared.launch import LaunchRecord
 from shared.status import ExitCode, Failed, FailureKind, Hello, Memory, Ready, Warm
 from tests.e2e.worker.process import WorkerProcess, within, worker_process
@@ -59,6 +59,8 @@ def check_admin(worker: WorkerProcess, client: httpx.Client) -> None:
     assert (health.pid, health.in_flight) == (worker.process.pid, 0)
     msgspec.json.decode(client.get("/admin/memory").content, type=Memory)
     msgspec.json.decode(client.post("/admin/memory/trim").content, type=Trimmed)
+    limited = client.post("/admin/memory/limit", json={"bytes": 2**30})
+    msgspec.json.decode(limited.content, type=Limited)
 
     with worker.client() as holder, holder.stream("POST", "/admin/lease") as lease:
         lines = lease.iter_lines()  # httpx closes the response with its iterator

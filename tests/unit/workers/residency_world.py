@@ -362,6 +362,10 @@ class World:
             assert self.policy.queued(model) == self.count(self.waiting, model)
         assert sum(waiting.count for waiting in self.policy.waiting(self.now)) == len(self.waiting)
         assert self.policy.booked_bytes == sum(self.books.values())
+        shares = self.policy.shares()
+        assert shares.keys() == self.processes.keys()
+        assert sum(shares.values()) <= max(self.budget, sum(self.books.values())), "more than there is"
+        assert all(share >= self.books[model] for model, share in shares.items())
         if self.machine:
             return
         lacking = set(self.waiting.values()) - self.processes.keys()
