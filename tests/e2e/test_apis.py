@@ -36,7 +36,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     vectors = write_tiny(base / "vectors", Tiny(context=512))
     (vectors / "modules.json").write_text("[]")
     models = models_config(tiny=write_thinker(base / "tiny"), vectors=vectors)
-    with Service(base / "home", config=SETTINGS + models) as service:
+    with Service(base / "home", config=SETTINGS + models, arguments=("--no-spare",)) as service:
         yield service
 
 

@@ -1,4 +1,4 @@
-"""Two real models behind one port, as the README promises: curl-like requests, the official SDK, kills."""
+"""Real models behind one port, as the README promises: curl-like requests, the official SDK, kills."""
 
 import contextlib
 import os
@@ -19,16 +19,18 @@ import pytest
 from tests.fixtures.harness import Service, wait_until
 from tests.fixtures.models import models_config
 from tests.fixtures.starter import starter_model
-from tests.fixtures.tiny import tiny_model
+from tests.fixtures.tiny import Tiny, tiny_model
 
 STARTER = "smollm2-135m"
+OTHER = Tiny(seed=1, context=10**6)
+"""May go on for as long as a test wants."""
 FRANCE = "What is the capital of France?"
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     base = tmp_path_factory.mktemp("first-light")
-    config = models_config(**{STARTER: starter_model(), "tiny": tiny_model()})
+    config = models_config(other=tiny_model(OTHER), tiny=tiny_model())
     # The last table is that of the tiny model. As its own draft it is always right.
     config += 'draft = "tiny"\n'
     template = base / "counted.jinja"
@@ -37,31 +39,42 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         f'[models.changed]\nsource = "{tiny_model()}"\nchat_template = "{template}"\n'
         "chat_template_kwargs = { dots = 7 }\nset = { max_tokens = 3 }\nstrip = ['stop']\n"
     )
-    with Service(base / "home", config=config) as service:
+    with Service(base / "home", config=config, arguments=("--no-spare",)) as service:
         yield service
-
-
-@pytest.fixture(scope="module")
-def sdk(service: Service) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
 
 
 def content(stream: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
 
 
+@pytest.mark.slow
+def test_the_starter_knows_the_capital_of_france(tmp_path: Path) -> None:
+    config = models_config(**{STARTER: starter_model()})
+    with Service(tmp_path / "home", config=config) as service:
+        knows(service, STARTER, "Paris")
+
+
 @pytest.mark.timeout(120)
-def test_the_starter_knows_the_capital_of_france(sdk: openai.OpenAI) -> None:
+def test_the_sdk_gets_one_answer_streamed_or_not(service: Service) -> None:
+    knows(service, "other", "")
+
+
+def knows(service: Service, model: str, word: str) -> None:
+    """Ask twice, streamed and not, for what has `word` in it."""
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=240) as sdk:
+        asked(sdk, model, word)
+
+
+def asked(sdk: openai.OpenAI, model: str, word: str) -> None:
     messages: Any = [{"role": "user", "content": FRANCE}]
-    answer = sdk.chat.completions.create(model=STARTER, messages=messages, temperature=0, max_tokens=24)
-    assert "Paris" in (answer.choices[0].message.content or "")
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.model == STARTER
+    answer = sdk.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=24)
+    assert word in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == ("stop" if word else "length")
+    assert answer.model == model
     assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     stream = sdk.chat.completions.create(
-        model=STARTER,
+        model=model,
         messages=messages,
         temperature=0,
         max_tokens=24,
@@ -83,9 +96,9 @@ def test_the_starter_knows_the_capital_of_france(sdk: openai.OpenAI) -> None:
 @pytest.mark.timeout(120)
 def test_two_models_are_two_processes_on_private_sockets(service: Service) -> None:
     with ThreadPoolExecutor(2) as threads:
-        answers = list(threads.map(service.chat, (STARTER, "tiny")))
+        answers = list(threads.map(service.chat, ("other", "tiny")))
     assert [answer.status_code for answer in answers] == [200, 200]
-    workers = [service.worker(STARTER), service.worker("tiny")]
+    workers = [service.worker("other"), service.worker("tiny")]
     pids = {worker["pid"] for worker in workers if worker}
     assert len(pids) == 2 and service.pid not in pids
     for worker in workers:
@@ -94,7 +107,7 @@ def test_two_models_are_two_processes_on_private_sockets(service: Service) -> No
         assert stat.filemode(path.stat().st_mode) == "srw-------"
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     listed = {card["id"] for card in service.client.get("/v1/models").json()["data"]}
-    assert listed == {STARTER, "tiny", "changed"}
+    assert listed == {"other", "tiny", "changed"}
 
 
 @pytest.mark.timeout(120)
@@ -109,7 +122,7 @@ def test_a_draft_is_found_by_its_name_and_tells_what_it_was_good_for(service: Se
 @pytest.mark.timeout(120)
 def test_the_first_model_goes_on_while_a_second_is_started(service: Service) -> None:
     service.client.post("/api/models/tiny/unload").raise_for_status()
-    with service.stream(STARTER, "Count to one hundred.", max_tokens=24, temperature=0) as stream:
+    with service.stream("other", "Count to one hundred.", max_tokens=800) as stream:
         next(stream)
         assert service.chat("tiny").status_code == 200
         assert list(stream)[-1] == "[DONE]"
@@ -118,10 +131,10 @@ def test_the_first_model_goes_on_while_a_second_is_started(service: Service) -> 
 @pytest.mark.timeout(120)
 def test_kill_9_of_a_real_worker_mid_stream(service: Service) -> None:
     """Fault 1 with the real worker: an error event, no clean end, and the model comes back."""
-    service.chat("tiny"), service.chat(STARTER)
-    victim = service.worker(STARTER)
+    service.chat("tiny"), service.chat("other")
+    victim = service.worker("other")
     assert victim is not None
-    with service.stream(STARTER, "Write a long story.", max_tokens=500) as stream:
+    with service.stream("other", "Write a long story.", max_tokens=10**5) as stream:
         next(stream), next(stream)
         os.kill(victim["pid"], signal.SIGKILL)
         killed_at = time.monotonic()
@@ -129,14 +142,19 @@ def test_kill_9_of_a_real_worker_mid_stream(service: Service) -> None:
         assert time.monotonic() - killed_at < 10
     assert isinstance(last, dict) and last["error"]["code"] == "engine_unavailable"
     assert service.chat("tiny").status_code == 200
-    assert service.chat(STARTER).status_code == 200
+    assert service.chat("other").status_code == 200
     assert service.client.get("/health").status_code == 200
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_disconnect_stops_the_generation(service: Service) -> None:
+def test_a_disconnect_stops_the_generation(tmp_path: Path) -> None:
     """Fault 25 with the real worker: streaming, not streaming, and during a long prefill."""
+    config = models_config(**{STARTER: starter_model()})
+    with Service(tmp_path / "home", config=config) as service:
+        disconnects(service)
+
+
+def disconnects(service: Service) -> None:
     service.chat(STARTER)
     story = "Once upon a time there was a river. " * 100
     for fields in ({"stream": True, "max_tokens": 2000}, {"max_tokens": 2000}):
@@ -234,10 +252,10 @@ def test_a_body_that_is_not_json_is_a_400(service: Service, raw: bytes) -> None:
 
 
 def test_an_unknown_model_is_a_404_with_near_names(service: Service) -> None:
-    answer = service.chat("smolm2-135m")
+    answer = service.chat("othr")
     assert answer.status_code == 404
     error = answer.json()["error"]
-    assert error["code"] == "model_not_found" and STARTER in error["message"]
+    assert error["code"] == "model_not_found" and "other" in error["message"]
 
 
 def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(service: Service) -> None:
@@ -250,7 +268,6 @@ def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(service: Service
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_kill_9_of_the_supervisor_ends_real_workers_also_while_they_compute(tmp_path: Path) -> None:
     """Fault 3: no worker alive 2 s later, also one that is inside a long native call."""
     config = models_config(**{STARTER: starter_model()})

@@ -51,7 +51,7 @@ class Alone:
                 break
         assert self.lines and "serving on " in self.lines[-1], self.errors()
         self.url = self.lines[-1].split()[2].removesuffix("/v1")
-        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+        self.client = httpx.Client(base_url=self.url, timeout=240, trust_env=False)
 
     def errors(self) -> str:
         return self._errors.read_text()
@@ -76,7 +76,7 @@ def start_of(home: Path) -> tuple[str, ...]:
 def refused(*arguments: str, code: int = 1) -> str:
     """The one sentence of a start that was refused."""
     ran = subprocess.run(
-        [*CLI, *arguments], capture_output=True, text=True, cwd=ROOT, check=False, timeout=30
+        [*CLI, *arguments], capture_output=True, text=True, cwd=ROOT, check=False, timeout=240
     )
     assert ran.returncode == code, ran.stderr
     assert code == 2 or ran.stderr.count("\n") == 1, ran.stderr
@@ -94,7 +94,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
 
 
 def test_it_answers_by_its_aliases_and_tells_its_name(alone: Alone) -> None:
-    with openai.OpenAI(base_url=f"{alone.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"{alone.url}/v1", api_key="none", max_retries=0, timeout=240) as client:
         answer = client.chat.completions.create(model="claude-x", messages=SAYING, max_tokens=8)
         stream = client.chat.completions.create(
             model="gpt-4o-mini", messages=SAYING, max_tokens=8, stream=True

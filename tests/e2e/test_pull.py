@@ -30,7 +30,9 @@ def service(shared_hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> It
     base = tmp_path_factory.mktemp("pull")
     config = '[models."org/model"]\naliases = ["m"]\n'
     environ = shared_hub.environ(str(base / "cache"))
-    with Service(base / "home", fake=True, config=config, environ=environ) as service:
+    with Service(
+        base / "home", fake=True, config=config, environ=environ, arguments=("--no-spare",)
+    ) as service:
         yield service
 
 
@@ -73,7 +75,7 @@ def pulling(home: Path, hub: FakeHub, cache: Path, *arguments: str, **environ: s
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=50)
     assert "Traceback" not in err, err
     return process.returncode, out, err
 
@@ -106,7 +108,7 @@ def test_a_second_pull_joins_and_leaves_without_ending_it(
 ) -> None:
     gate = hub.gates[WEIGHTS] = Gate(120_000)
     first = pulling(service.home, hub, tmp_path, "org/other")
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(50)
     second = pulling(service.home, hub, tmp_path, "org/other")
     third = pulling(service.home, hub, tmp_path, "org/other")
     assert third.stdout is not None
@@ -131,7 +133,7 @@ def test_ctrl_c_and_cancel_end_it_and_the_next_one_goes_on(
     for end in ("ctrl-c", "cancel"):
         gate.reached.clear()
         process = pulling(service.home, hub, tmp_path, "org/third")
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(50)
         if end == "ctrl-c":
             os.killpg(process.pid, signal.SIGINT)
             code, _, err = ended(process)
@@ -174,7 +176,7 @@ def test_without_a_supervisor(hub: FakeHub, tmp_path: Path) -> None:
     assert "start it with" in refused(pulling(home, hub, cache, "--cancel", "org/model"))
     gate = hub.gates[WEIGHTS] = Gate(120_000)
     process = pulling(home, hub, cache, "org/model")
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(50)
     os.killpg(process.pid, signal.SIGINT)
     code, _, err = ended(process)
     assert (code, err.count("stopped; what it brought is kept")) == (130, 1)
@@ -191,7 +193,7 @@ def test_a_supervisor_that_stops_ends_its_downloads(hub: FakeHub, tmp_path: Path
     write_fake_model(Home.open(tmp_path / "home").models / "one")
     with Service(tmp_path / "home", fake=True, environ=environ) as service:
         service.client.post("/api/downloads", json={"repo": "org/other"}).raise_for_status()
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(50)
         assert service.stop() == 0
         log = (tmp_path / "home" / "logs" / "supervisor.log").read_text()
         assert "download.cancelled repo=org/other" in log

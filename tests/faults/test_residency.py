@@ -42,7 +42,7 @@ async def test_two_models_run_beside_each_other(tmp_path: Path) -> None:
         assert {worker.id for worker in bench.pool.engine().workers} == {"a", "b"}
 
 
-async def test_a_hundred_alternating_requests_with_room_for_one(tmp_path: Path) -> None:
+async def test_alternating_requests_with_room_for_one(tmp_path: Path) -> None:
     """Never two processes, and a load begins only when the process before it is reaped."""
     async with running(tmp_path, room=1) as bench:
         a, b = bench.model("a"), bench.model("b")
@@ -55,10 +55,10 @@ async def test_a_hundred_alternating_requests_with_room_for_one(tmp_path: Path) 
             most = max(most, len(processes()))
 
         # Ten at a time: turns come in batches.
-        for start in range(0, 100, 10):
+        for start in range(0, 40, 10):
             await asyncio.gather(*(client(number) for number in range(start, start + 10)))
         assert most == 1
-        assert bench.kinds().count("worker.ready") <= 21
+        assert bench.kinds().count("worker.ready") <= 9
         alive: set[object] = set()
         for event in bench.events:
             if event.kind == "worker.starting":
@@ -71,7 +71,7 @@ async def test_a_hundred_alternating_requests_with_room_for_one(tmp_path: Path) 
 async def test_one_client_that_alternates_gets_every_answer(tmp_path: Path) -> None:
     async with running(tmp_path, room=1, spare=True) as bench:
         models = [bench.model("a"), bench.model("b")]
-        for number in range(10):
+        for number in range(6):
             assert (await bench.chat(models[number % 2])).model == models[number % 2].id
 
 
@@ -106,9 +106,9 @@ async def test_requests_while_the_idle_timer_fires(tmp_path: Path) -> None:
     """The timer may fire at any moment between two requests: each gets the old worker or a fresh one."""
     async with running(tmp_path) as bench:
         entry = bench.model("a", idle_unload_s=0.05)
-        for number in range(12):
+        for number in range(8):
             await bench.chat(entry)
-            await asyncio.sleep(0.04 + 0.002 * number)
+            await asyncio.sleep(0.04 + 0.003 * number)
         await bench.until(lambda: bench.worker("a") is None)
         assert "worker.died" not in bench.kinds()
 

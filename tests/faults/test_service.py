@@ -30,7 +30,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start a supervisor over fake models `a`, `b` and `c`; keyword arguments say how each loads."""
     with contextlib.ExitStack() as stack:
 
-        def begin(*, config: str = "", spare: bool = True, wait: bool = True, **loads: Load) -> Service:
+        def begin(*, config: str = "", spare: bool = False, wait: bool = True, **loads: Load) -> Service:
             folders = {
                 name: write_fake_model(tmp_path / "models" / name, loads.get(name))
                 for name in ("a", "b", "c")
@@ -94,7 +94,7 @@ def test_a_request_that_kills_every_worker_is_502_with_the_last_log_line(start: 
 
 def test_kill_9_of_the_supervisor_leaves_no_worker(start: Start) -> None:
     """3. A new one starts at once on the same state folder."""
-    service = start()
+    service = start(spare=True)
     service.chat("a"), service.chat("b")
     assert len(service.workers()) >= 2
     service.kill()
@@ -103,6 +103,7 @@ def test_kill_9_of_the_supervisor_leaves_no_worker(start: Start) -> None:
     assert service.chat("a").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_noticed_by_its_silence(start: Start) -> None:
     """4. SIGSTOP: SIGTERM can't work on it; it is killed, its streams get an error, it comes back."""
     service = start(config='[watch]\nsilence = "1s"\n')
@@ -113,6 +114,7 @@ def test_a_stopped_worker_is_noticed_by_its_silence(start: Start) -> None:
     assert service.chat("a").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_wedged_engine_is_noticed_though_its_event_loop_lives(start: Start) -> None:
     """5. Rows are active and no step is made."""
     service = start(config='[watch]\nstall = "1s"\n')
@@ -121,6 +123,7 @@ def test_a_wedged_engine_is_noticed_though_its_event_loop_lives(start: Start) ->
     assert service.chat("a").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_at_load_ends_failed_with_its_last_words(start: Start) -> None:
     """6. Bounded attempts; afterwards the supervisor idles and the other model is unaffected."""
     service = start(a=Load(die_at_load=Death(exit=1), stderr=("no such layer: lm_head",)))
@@ -138,6 +141,7 @@ def test_a_worker_that_dies_at_load_ends_failed_with_its_last_words(start: Start
     assert done.returncode == 1 and "no such layer" in done.stderr + done.stdout
 
 
+@pytest.mark.slow
 def test_a_grandchild_that_holds_stdout_does_not_hang_the_stop(start: Start) -> None:
     """7. It goes, too."""
     service = start(a=Load(fork_grandchild=True))
@@ -204,6 +208,7 @@ def test_sigterm_during_a_load(start: Start) -> None:
     assert service.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(start: Start) -> None:
     """9."""
     service = start(a=Load(ignore_sigterm=True), config='[watch]\nkill_grace = "1s"\n')
@@ -265,7 +270,7 @@ def test_a_state_folder_with_a_long_path(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize("clients", [2, 50])
+@pytest.mark.parametrize("clients", [pytest.param(2, marks=pytest.mark.slow), 50])
 def test_first_requests_at_the_same_instant_share_one_spawn(start: Start, clients: int) -> None:
     """19."""
     service = start(a=Load(load_s=0.3))
@@ -278,7 +283,7 @@ def test_first_requests_at_the_same_instant_share_one_spawn(start: Start, client
 
 def test_a_request_during_the_unload_gets_an_answer(start: Start) -> None:
     """20. A fresh worker or the old one; never an error, never a hang."""
-    service = start()
+    service = start(spare=True)
     stop = threading.Event()
 
     def unload() -> None:

@@ -203,7 +203,7 @@ def test_frames_that_are_none_of_ours(service: Service) -> None:
         socket.ping().wait(5)
         socket.send(b"bytes")
         with pytest.raises(ConnectionClosed) as caught:
-            socket.recv(timeout=5)
+            socket.recv(timeout=20)
     assert caught.value.rcvd is not None and caught.value.rcvd.code == 1003
 
 
@@ -213,11 +213,11 @@ def test_a_message_that_is_too_big_and_a_server_that_stops(tmp_path: Path) -> No
         with opened(service) as socket:
             socket.send("x" * 4096)
             with pytest.raises(ConnectionClosed) as caught:
-                socket.recv(timeout=5)
+                socket.recv(timeout=20)
         assert caught.value.rcvd is not None and caught.value.rcvd.code == 1009
         with opened(service) as socket:
             turn(socket)
             service.stop()
             with pytest.raises(ConnectionClosed) as caught:
-                socket.recv(timeout=5)
+                socket.recv(timeout=20)
         assert caught.value.rcvd is not None and caught.value.rcvd.code == 1001

@@ -27,7 +27,7 @@ async def leased(worker: Worker) -> AsyncIterator[Leased]:
     """Hold a lease, as another process does: over a connection of its own."""
     transport = httpx.AsyncHTTPTransport(uds=str(worker.socket))
     async with (
-        httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=30) as client,
+        httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=240) as client,
         client.stream("POST", "/admin/lease") as response,
     ):
         assert response.status_code == 200

@@ -55,6 +55,7 @@ def said(body: Json) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("drafted", [ITSELF], ids=["itself"], indirect=True)
 async def test_answers_are_those_without_a_draft(name: str, plain: Worker, drafted: Worker) -> None:
     expected = await plain.answer(TEXT, **REQUESTS[name])
     assert said(await drafted.answer(TEXT, **REQUESTS[name])) == said(expected)

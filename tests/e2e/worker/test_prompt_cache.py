@@ -188,7 +188,7 @@ async def test_a_row_that_can_never_fit_is_refused_with_numbers() -> None:
     # The least that a worker is given is 64 MiB, so what a row holds has to be more.
     async with serving(memory_bytes=1) as worker:
         assert (await worker.chat("Hello")).status_code == 200
-    async with serving(Tiny(hidden=512, layers=16, context=16384), memory_bytes=1) as worker:
+    async with serving(Tiny(hidden=512, layers=8, context=16384), memory_bytes=1) as worker:
         refused = await worker.chat("x" * 6000, max_tokens=8000)
         assert refused.status_code == 507
         error = refused.json()["error"]

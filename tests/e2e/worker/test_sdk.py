@@ -13,6 +13,8 @@ from tests.fixtures.harness import Service
 from tests.fixtures.models import models_config
 from tests.fixtures.tiny import Tiny, tiny_model, write_tiny
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def sdk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
@@ -29,7 +31,6 @@ def sdk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.mark.timeout(120)
 def test_decisions(sdk: openai.OpenAI) -> None:
     decision = sdk.decisions.create(
         model="tiny",
@@ -47,7 +48,6 @@ def test_decisions(sdk: openai.OpenAI) -> None:
     assert decision.usage.output_tokens == 0
 
 
-@pytest.mark.timeout(120)
 def test_embeddings(sdk: openai.OpenAI) -> None:
     # The SDK asks for base64 by itself.
     found = sdk.embeddings.create(model="vectors", input=["Hello", "Other"], dimensions=16)
@@ -59,7 +59,6 @@ def test_embeddings(sdk: openai.OpenAI) -> None:
     assert caught.value.status_code == 501
 
 
-@pytest.mark.timeout(120)
 def test_an_adapter_of_the_settings(sdk: openai.OpenAI) -> None:
     def text(**extra: str) -> str:
         messages: Any = [{"role": "user", "content": "Hello"}]

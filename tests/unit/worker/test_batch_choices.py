@@ -179,7 +179,9 @@ def test_log_probabilities_are_those_of_the_model() -> None:
     assert all(output.logprobs is not None and output.logprobs.best == () for output in found[6])
 
 
-@pytest.mark.parametrize("length", [1, 2, 64, 65, 200])
+@pytest.mark.parametrize(
+    "length", [n if n in (1, 65) else pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 64, 65, 200)]
+)
 def test_rows_of_a_family_are_each_what_they_are_alone(length: int) -> None:
     samplings = [GREEDY, *(Sampling(temperature=1, seed=seed) for seed in range(3))]
     family = [

@@ -24,6 +24,10 @@ KINDS = [
     else kind
     for kind in (*TRIMMABLE, *FIXED)
 ]
+FEW = [
+    kind if kind in ("llama", "mamba", "lfm2", "gemma3_text") else pytest.param(kind, marks=pytest.mark.slow)
+    for kind in (*TRIMMABLE, *FIXED)
+]
 AMPLE = 2**30
 Tokens = list[int]
 
@@ -79,7 +83,7 @@ def test_the_next_turn_computes_only_its_own_tokens_and_says_the_same(networks: 
     assert prompts.counts.hits == 1 and prompts.counts.misses == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW)
 def test_a_turn_that_differs_from_what_was_generated_hits_the_users_turn(networks: Any, kind: str) -> None:
     """Thinking is dropped from history, so that the answer's own state fits no later prompt."""
     network = networks(kind)
@@ -96,7 +100,7 @@ def test_a_turn_that_differs_from_what_was_generated_hits_the_users_turn(network
     assert tokens == run(new_batch(network), row(2, other))[2][0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW)
 def test_rows_that_begin_from_one_entry_do_not_disturb_each_other(networks: Any, kind: str) -> None:
     network = networks(kind)
     batch = new_batch(network, PromptCache(AMPLE))
