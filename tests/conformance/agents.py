@@ -43,6 +43,8 @@ def claude(url: str, folder: Path) -> Session:
             "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_API_KEY": "none",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "32768",
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "256",
         },
     )
 
@@ -63,7 +65,8 @@ base_url = {json.dumps(url + "/v1")}
 wire_api = "responses"
 [features]
 goals = false
-multi_agent = false
+[agents]
+enabled = false
 """
     )
     return Session(["codex", "exec", "--skip-git-repo-check", "-s", "read-only", ASKED])
