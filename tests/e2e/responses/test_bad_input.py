@@ -7,7 +7,9 @@ import pytest
 from shared.responses.asked import ResponsesAsked
 from shared.responses.items import FunctionCall, FunctionCallOutput, MessageItem
 from shared.responses.tools import FunctionTool
+from supervisor.relay import FORWARDED
 from supervisor.responses.conversing import CreateAsked, ItemsAsked, UpdateAsked
+from supervisor.responses.paths import RESPONDED
 from tests.fixtures.harness import Json, Service
 from tests.fixtures.wrong_fields import wrong_bodies
 
@@ -93,3 +95,41 @@ def test_whatever_is_of_the_wrong_shape_is_named(
 )
 def test_ranges_and_combinations(service: Service, path: str, fields: Json, param: str) -> None:
     assert refused(service, path, ASKED | fields) == param
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        *(("GET", path.decode(), "POST") for path in sorted(FORWARDED)),
+        ("PUT", "/v1/responses/resp_x", "GET, DELETE"),
+        ("DELETE", "/v1/responses/compact", "POST"),
+        ("DELETE", "/v1/responses/input_tokens", "POST"),
+        ("DELETE", "/v1/responses/resp_x/cancel", "POST"),
+        ("POST", "/v1/responses/resp_x/input_items", "GET"),
+        ("PUT", "/v1/conversations", "POST"),
+        ("PUT", "/v1/conversations/conv_x", "GET, POST, DELETE"),
+        ("DELETE", "/v1/conversations/conv_x/items", "GET, POST"),
+        ("POST", "/v1/conversations/conv_x/items/msg_x", "GET, DELETE"),
+    ],
+)
+def test_other_methods_are_told_the_right_ones(service: Service, method: str, path: str, allow: str) -> None:
+    answer = service.client.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+    told = answer.json()
+    assert told["error"]["type"] == "invalid_request_error"
+    assert ("type" in told) is path.startswith("/v1/messages")
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path.decode() for path in FORWARDED | RESPONDED),
+    ids=lambda path: path.removeprefix("/v1/"),
+)
+def test_a_model_that_is_not_there_is_a_404(service: Service, path: str) -> None:
+    answer = service.client.post(path, json={"model": "nobody", "messages": [], "input": "x"})
+    told = answer.json()
+    assert (answer.status_code, told["error"]["code"]) == (404, "model_not_found")
+    if path.startswith("/v1/messages"):
+        assert (told["type"], told["error"]["type"]) == ("error", "not_found_error")
+    else:
+        assert told["error"]["type"] == "invalid_request_error"
