@@ -20,6 +20,7 @@ from shared import __version__
 from shared.activity import Activity
 from shared.errors import PublicError
 from shared.importing import ImportProgress
+from shared.sizes import format_size
 from shared.sockets import SocketPathError, bind_private, unlink_quietly
 from supervisor.catalog.catalog import Catalog
 from supervisor.catalog.costs import Costs
@@ -49,6 +50,8 @@ from supervisor.telemetry.timelines import Timelines
 from supervisor.workers.mood import Mood
 from supervisor.workers.pool import WORKER_COMMAND, Pool
 
+_NAMED = 5
+"""So many of the models that can't load are named at the start."""
 KEEP_ALIVE_S = 120.0
 """Longer than clients and proxies keep an idle connection (Go's 90 s are the longest of the common ones), so
 that none of them sends a request on one that we are closing."""
@@ -364,7 +367,14 @@ class Supervisor:
         books = self._pool.books
         # What a model needs beyond its weights takes a look at its files, so most are told by those alone.
         suspects = [entry for entry in self._catalog.entries() if not books.surely_fits(entry)]
-        for entry, needs_bytes in books.too_large(suspects):
+        large = books.too_large(suspects)
+        if large:
+            named = ", ".join(f"{entry.id} {format_size(needs)}" for entry, needs in large[:_NAMED])
+            more = f" and {len(large) - _NAMED} more" if len(large) > _NAMED else ""
+            self._tell(
+                f"memory.budget is {format_size(books.budget_bytes)}, too little to load: {named}{more}"
+            )
+        for entry, needs_bytes in large:
             self._events.emit(
                 "model.too_large",
                 level="warning",
