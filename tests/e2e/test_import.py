@@ -52,7 +52,6 @@ def test_all_272_tensors_are_exactly_the_file_s(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_it_knows_the_capital_of_france(folder: Path) -> None:
     model, tokenizer = load(str(folder))
     question = [{"role": "user", "content": "What is the capital of France?"}]

@@ -301,7 +301,6 @@ def test_a_request_during_the_unload_gets_an_answer(start: Start) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_alternating_models_with_room_for_one(start: Start) -> None:
     """21. 100 requests by four clients in turn: all answered, never two residents."""
     service = start(config='[defaults]\nexclusive = true\nhold = "0s"\n')

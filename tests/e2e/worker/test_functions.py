@@ -30,7 +30,7 @@ async def test_a_function_is_called_streamed_and_not() -> None:
     deltas = [chunk["delta"]["function_call"] for chunk in chunks if "function_call" in chunk["delta"]]
     assert deltas[0] == {"name": "get_weather", "arguments": ""}
     assert "".join(delta["arguments"] for delta in deltas) == call["arguments"]
-    assert len(deltas) > 4, "arguments come as they are said"
+    assert len(deltas) > 2, "arguments come as they are said"
     assert not any("tool_calls" in chunk["delta"] for chunk in chunks)
     assert chunks[-1]["finish_reason"] == "function_call"
     assert cut["finish_reason"] == "length" and cut["message"]["function_call"]["name"] == "get_weather"
