@@ -206,8 +206,11 @@ def _stream(way: Way, streams: Streams) -> Streamed:
     before_ns = 0
     left = streams.number
     while left:
-        for key, _ in selector.select(10):
+        ready = selector.select(10)
+        assert ready, f"{left} of {streams.number} streams by {way.name} said nothing for 10 s"
+        for key, _ in ready:
             data = key.fileobj.recv(65536)  # type: ignore[union-attr]  # they are sockets
+            assert data, f"a stream by {way.name} broke off after {bytes(key.data[-200:])!r}"
             now_ns = time.monotonic_ns()
             buffer: bytearray = key.data
             buffer += data
