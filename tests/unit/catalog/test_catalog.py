@@ -1,6 +1,5 @@
 """Which models the catalog knows, and which name gets which."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -240,9 +239,7 @@ def test_without_near_names_some_are_listed(home: Home) -> None:
 )
 def test_names_are_looked_up_never_followed(home: Home, name: str) -> None:
     write_fake_model(home.models / "a")
-    started = time.monotonic()
     message = refusal(Catalog(home, Settings()), name).message
-    assert time.monotonic() - started < 5
     assert len(message) < 400
     assert message.isprintable()
 

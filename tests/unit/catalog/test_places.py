@@ -193,17 +193,12 @@ def test_two_thousand_models(home: Home, disk: Disk) -> None:
         for name, content in contents.items():
             (snapshot / name).write_bytes(content)
     time.sleep(0.06)  # what was written a moment ago may still change within a tick of the clock
-    started = time.process_time()
     catalog = disk.catalog()
-    cold = time.process_time() - started
     assert len(catalog.entries()) == 2000
     assert all(entry.problem is None for entry in catalog.entries())
+    before = catalog.entries()
     catalog.refresh()
-    started = time.process_time()
-    catalog.refresh()
-    warm = time.process_time() - started
-    assert cold < 3
-    assert warm < 0.3
+    assert catalog.entries() == before
 
 
 def entry_with(disk: Disk, home: Home, **config: object) -> ModelEntry:

@@ -1,6 +1,5 @@
 """The residency policy by example; `test_residency_machine.py` looks for what nobody thought of."""
 
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -724,11 +723,11 @@ def test_changed_settings_count_at_once() -> None:
     assert refused(residency.arrived(1, B, 2.0)) == {1: Why.PINNED}
 
 
-def test_ten_thousand_decisions_take_less_than_a_second() -> None:
+def test_models_that_take_turns_change_places_at_each() -> None:
+    """What it costs is for `make bench`."""
     residency = Residency(1)
     models = [traits(name) for name in "abc"]
     loads = 0
-    started = time.process_time()
     queue: list[Action] = []
     for request in range(3000):
         queue += residency.arrived(request, models[request % 3], float(request))
@@ -744,4 +743,3 @@ def test_ten_thousand_decisions_take_less_than_a_second() -> None:
                 case _:
                     pass
     assert loads == 3000
-    assert time.process_time() - started < 3.0
