@@ -45,7 +45,7 @@ _APIS: Final[tuple[tuple[str, str, str, dict[str, Any], type[Exchange]], ...]] =
 
 def measure(*, quick: bool) -> list[Row]:
     """One stream, and eight at once, where the engine leaves the least time; the APIs take turns."""
-    rounds, tokens = (5, 48) if quick else (15, 64)
+    rounds, tokens = (5, 24) if quick else (15, 64)
     rows = []
     with tempfile.TemporaryDirectory() as base:
         config = models_config(**{MODEL: starter_model()}) + "[memory]\nspare = false\n"

@@ -165,8 +165,7 @@ fallback_model = {json.dumps(fallback)}
 [models.{json.dumps(STARTER)}]
 source = {json.dumps(str(starter_model()))}
 context = 2048
-# Without a penalty so small a model says the same for ever now and then.
-sampling = {{ temperature = 0, repetition_penalty = 1.1 }}
+sampling = {{ temperature = 0 }}
 [models.{TALKER}]
 source = {json.dumps(str(talker))}
 aliases = ["claude-*"]

@@ -28,6 +28,10 @@ class Common(ChatModelIntegrationTests):
     def supports_image_inputs(self):
         return False
 
+    @pytest.mark.xfail(reason="the starter gets the name right, and its description of it never ends")
+    def test_unicode_tool_call_integration(self, model):
+        super().test_unicode_tool_call_integration(model)
+
     @pytest.fixture
     def model(self, request):
         name, most = TALKER, 1000
