@@ -237,6 +237,10 @@ class Supervisor:
             await self._database.close()
             watching.cancel()
             self._events.emit("supervisor.stopped", cut=cut)
+            # One more of them must not turn a good end into a death by signal.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
 
     def ask_to_stop(self) -> None:
         """The first time: stop in good order. The second time: cut open answers short."""

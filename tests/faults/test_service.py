@@ -197,6 +197,17 @@ def test_a_second_signal_cuts_short(start: Start) -> None:
     assert time.monotonic() - began < 10
 
 
+def test_signals_until_the_very_end_are_no_death_by_signal(start: Start) -> None:
+    """8. Whoever is told to stop, and told again and again, has stopped in good order."""
+    service = start()
+    process = service.process
+    assert process is not None
+    while process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.0005)
+    assert service.stop() == 0
+
+
 def test_sigterm_during_a_load(start: Start) -> None:
     """8."""
     service = start(a=Load(never_ready=True))
