@@ -150,7 +150,10 @@ def test_ctrl_c_and_cancel_end_it_and_the_next_one_goes_on(
     code, out, _ = ended(pulling(service.home, hub, tmp_path, "org/third"))
     assert code == 0
     assert "of it are there" in out
-    assert {seen.range for seen in hub.fetched(WEIGHTS)} > {None, "bytes=120000-"}
+    # How much of what was sent had come when it ended is a matter of the machine.
+    first, *later = [seen.range for seen in hub.fetched(WEIGHTS)]
+    assert first is None
+    assert later and all(asked is not None and not asked.startswith("bytes=0-") for asked in later)
     assert service.client.get("/api/downloads/org/third").json()["state"] == "done"
 
 

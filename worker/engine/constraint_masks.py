@@ -31,6 +31,7 @@ class Masked(Protocol):
     def matcher(self) -> LLMatcher | None: ...
     @property
     def also(self) -> Bits | None: ...
+    def note_failure(self) -> None: ...
 
 
 class Masks:
@@ -61,7 +62,10 @@ class Masks:
                 bits[index] = ~self.vocabulary.end_bits
         self._fill_grammars(matchers, bits)
         for index, control in enumerate(rows):
-            if control is not None and control.forced is None and control.also is not None:
+            if control is None:
+                continue
+            control.note_failure()
+            if control.forced is None and control.also is not None:
                 bits[index] |= control.also
         return bits
 

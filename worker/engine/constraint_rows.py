@@ -38,6 +38,8 @@ class Matcher:
 class Control:
     """One row's. It sees every token of the row, in order, and says what may come next.
 
+    Of the engine's thread alone, but for `failure`.
+
     A grammar counts from the first token on, or from the end of the thinking; `gate` is None for a model or a
     request without thinking. A grammar that `spans` the reply has the thinking in it.
     """
@@ -52,6 +54,9 @@ class Control:
     ) -> None:
         self.masks = masks
         """Those of the model, which fills the masks of all its rows together."""
+        self.failure: str | None = None
+        """Why the row can't go on, when it can't; it then ends by itself. Whoever reads it must not touch the
+        grammar's state: that is of the engine's thread, which may be at work on it."""
         self._started = False
         self._vocabulary = masks.vocabulary
         self._matcher = matcher
@@ -61,10 +66,10 @@ class Control:
         self._undecided = gate is not None and not gate.open and matcher is not None and not spans
         self._gap = 0
 
-    @property
-    def failure(self) -> str | None:
-        """Why the row can't go on, when it can't; it then ends by itself."""
-        return self._matcher.failure if self._matcher else None
+    def note_failure(self) -> None:
+        """Look whether the grammar has failed, at a token or at the mask for the next one."""
+        if self._matcher is not None:
+            self.failure = self._matcher.failure
 
     @property
     def accepting(self) -> bool:
@@ -124,7 +129,7 @@ class Control:
         if matcher is None:
             return
         if gate is None or self._spans:
-            matcher.consume(token)
+            self._consume(matcher, token)
         elif was_open or gate.open:
             self._undecided = False
             self._gap = 0 if gate.open else _GAP
@@ -144,4 +149,8 @@ class Control:
                 return
         self._undecided = False
         self._gap = 0
+        self._consume(matcher, token)
+
+    def _consume(self, matcher: Matcher, token: int) -> None:
         matcher.consume(token)
+        self.note_failure()

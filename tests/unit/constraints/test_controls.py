@@ -1,5 +1,8 @@
 """A row's control: thinking first, then the grammar; a budget that ends the thinking."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -147,6 +150,26 @@ def test_a_token_that_is_not_allowed_fails_the_row_and_lets_it_only_end() -> Non
     row.advance(ord("x"))
     assert row.failure is not None
     assert language.allowed(row) == [END]
+
+
+def test_whether_a_row_failed_can_be_asked_while_its_grammar_is_at_work() -> None:
+    """Replies ask on the event loop when they are over; the engine may be making their rows' next masks."""
+    language = model()
+    rows: list[Control | None] = [language.control(ANSWER) for _ in range(8)]
+    over = threading.Event()
+
+    def work() -> None:
+        for _ in range(300):
+            language.masks.fill(rows)
+        over.set()
+
+    with ThreadPoolExecutor(1) as engine:
+        working = engine.submit(work)
+        while not over.is_set():
+            assert all(row is not None and row.failure is None for row in rows)
+            if working.done():
+                break
+        working.result()
 
 
 def test_masks_of_a_batch_do_not_mix() -> None:
