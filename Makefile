@@ -35,7 +35,7 @@ start: setup
 	@$(BIN)/mlx-supervisor start $(ARGS)
 
 test: $(VENV)/.dev-ready
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not bench and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not bench and not slow" $(ARGS)
 
 # Service managers, chaos, and what a real model makes of things: CI runs them after the others.
 test-slow: $(VENV)/.dev-ready
