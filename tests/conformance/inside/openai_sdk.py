@@ -13,7 +13,8 @@ url, model = sys.argv[1:]
 client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 ASKED = {"model": model, "messages": [{"role": "user", "content": "Name three colours."}], "max_tokens": 40}
 GREEDY = {"temperature": 0}
-SAID = {"model": model, "input": "Name three colours.", "max_output_tokens": 40, **GREEDY}
+# An answer that ends by itself: the SDK's stream has no final response of one that is cut.
+SAID = {"model": model, "input": "What is the capital of France?", "max_output_tokens": 60, **GREEDY}
 SCHEMA = {
     "type": "object",
     "properties": {"celsius": {"type": "boolean"}},
