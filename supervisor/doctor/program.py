@@ -21,30 +21,8 @@ _FEW_DESCRIPTORS: Final = 1024
 _LEFT_FOR_THE_SYSTEM_BYTES: Final = 4 * 2**30
 _REINSTALL: Final = "make setup, or: uv tool install --reinstall mlx-supervisor"
 
-# What only a process that imports mlx can tell. OpenBLAS is looked for as a worker does.
-_LOOK: Final = """
-import ctypes, json, sys
-from importlib.metadata import version
-blas = None
-if sys.platform == "linux":
-    for name in ("libopenblas.so.0", "libopenblas.so"):
-        try:
-            ctypes.CDLL(name)
-        except OSError:
-            continue
-        blas = name
-        break
-import mlx.core as mx
-metal = mx.metal.is_available()
-gpu = mx.default_device() != mx.Device(mx.cpu, 0)
-facts = mx.device_info() if metal else {}
-mx.eval(mx.ones((2, 2)) @ mx.ones((2, 2)))
-print(json.dumps({
-    "mlx": version("mlx"), "mlx_lm": version("mlx-lm"),
-    "backend": "metal" if metal else "cuda" if gpu else "cpu", "blas": blas,
-    "working_set_bytes": int(facts.get("max_recommended_working_set_size", 0)),
-}))
-"""
+FACTS: Final = (sys.executable, "-P", "-m", "worker.model.facts")
+"""What only a process that imports mlx can tell."""
 
 
 class MlxFacts(msgspec.Struct, frozen=True):
@@ -63,7 +41,7 @@ class NoMlxError(Exception):
     """Raised when mlx does not work; the message is its last words."""
 
 
-def ask_mlx(command: tuple[str, ...] = (sys.executable, "-P", "-c", _LOOK)) -> MlxFacts:
+def ask_mlx(command: tuple[str, ...] = FACTS) -> MlxFacts:
     """Have a process import mlx and compute something. Raises NoMlxError."""
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S, check=False)
