@@ -90,6 +90,7 @@ class Run:
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._why: PublicError | None = None
+        self._status = CANCELLED
 
     @property
     def response(self) -> Response:
@@ -111,8 +112,10 @@ class Run:
     def start(self, over: Callable[[int], object]) -> None:
         """Begin; `over` is called when it is over and kept, with the status that says how it went."""
         self._task = asyncio.get_running_loop().create_task(
-            self._run(over), name=f"background {self._request.context.id}"
+            self._run(), name=f"background {self._request.context.id}"
         )
+        # So that one that is cancelled before it began is over as well.
+        self._task.add_done_callback(lambda _: over(self._status))
 
     async def follow(self, after: int = -1) -> AsyncIterator[bytes]:
         """The events with a higher number than `after`, to the last one, and pings while there are none."""
@@ -148,8 +151,8 @@ class Run:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    async def _run(self, over: Callable[[int], object]) -> None:
-        transcript, status = self._transcript, 200
+    async def _run(self) -> None:
+        transcript, self._status = self._transcript, 200
         try:
             if self._request.asked.truncation == "auto":
                 self._request = await fitted(self._request, self._pool)
@@ -163,17 +166,16 @@ class Run:
                 mark=self._mark,
             )
         except PublicError as error:
-            status = error.status
+            self._status = error.status
             await self._hear([transcript.fail(error)])
         except asyncio.CancelledError:
             # Only `interrupt` cancels it; the task ends here either way.
             if not transcript.ended:
-                status = CANCELLED if self._why is None else self._why.status
+                self._status = CANCELLED if self._why is None else self._why.status
                 await self._hear([transcript.stop() if self._why is None else transcript.fail(self._why)])
         finally:
             events = b"".join(self._events) if self.streamed else None
             self._history.keep(self.response, self._request.turn(background=True), events=events)
-            over(status)
 
     async def _hear(self, events: list[bytes]) -> None:
         self._events += [event for event in events if event.startswith(b"event: ")]

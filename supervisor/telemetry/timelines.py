@@ -82,6 +82,8 @@ class Mark(msgspec.Struct, gc=False, eq=False):
     """Whether the event of its end was told."""
     goes_on: bool = False
     """The request is answered in the background: it outlasts the connection that it came on."""
+    worker_id: tuple[str, str] | None = None
+    """Model and the worker's own name of it, once a worker has it."""
 
     def parsed(self, model: str, state: str | None) -> None:
         """Its body is there and its model is known."""
@@ -124,7 +126,8 @@ class Timelines:
         self._events = events
         self._marks: OrderedDict[str, Mark] = OrderedDict()
         self._running: dict[tuple[str, str], Mark] = {}
-        """By model and the worker's own name of it."""
+        """By `worker_id`: those that are to be found by name, and older ones whose answers are not over. A
+        worker that was killed never tells of the end of what it had."""
         self._untold: deque[Mark] = deque()
         """Those whose answers are over, in that order. Some were told of since."""
         self._timer: asyncio.TimerHandle | None = None
@@ -133,12 +136,23 @@ class Timelines:
         """A request that came when the monotonic clock was at `came_at`."""
         mark = Mark(name, route, came_at, time.time())
         marks = self._marks
-        if name in marks:
-            del marks[name]
+        if (older := marks.pop(name, None)) is not None:
+            self._drop(older)
         marks[name] = mark
         if len(marks) > KEPT:
-            marks.popitem(last=False)
+            self._drop(marks.popitem(last=False)[1])
         return mark
+
+    def _drop(self, mark: Mark) -> None:
+        """It is not found any more. Until it is told of, its worker is listened to."""
+        if mark.told:
+            self._part(mark)
+
+    def _part(self, mark: Mark) -> None:
+        """No worker has it any more, or nobody wants to know."""
+        if mark.worker_id is not None:
+            self._running.pop(mark.worker_id, None)
+            mark.worker_id = None
 
     def end(self, mark: Mark, status: int) -> None:
         """The answer is over."""
@@ -156,14 +170,18 @@ class Timelines:
         match activity:
             case RequestStarted(request_id=str(name)) if name in self._marks:
                 mark = self._marks[name]
-                self._running[model, activity.id] = mark
+                # One whose worker died has a second one.
+                self._part(mark)
+                mark.worker_id = model, activity.id
+                self._running[mark.worker_id] = mark
                 mark.prepared_at, mark.tokens_in = activity.at, activity.prompt_tokens
             case FirstToken():
                 if (found := self._running.get((model, activity.id))) is not None:
                     found.first_token_at = activity.at
                     found.admitted_at = activity.at - activity.ttft_s + activity.queued_s
             case RequestFinished():
-                if (found := self._running.pop((model, activity.id), None)) is not None:
+                if (found := self._running.get((model, activity.id))) is not None:
+                    self._part(found)
                     self._finished(found, activity)
             case _:
                 pass
@@ -208,6 +226,8 @@ class Timelines:
 
     def _tell(self, mark: Mark) -> None:
         mark.told = True
+        if self._marks.get(mark.id) is not mark:
+            self._part(mark)
         fields = msgspec.to_builtins(mark.timeline())
         fields["request"] = fields.pop("id")
         fields.pop("received_at")

@@ -75,9 +75,15 @@ class WorkerLeases:
     def take(self, model_id: str, life: Life) -> None:
         """Ask the worker for exclusive use, and keep it until `give_back` or the worker's end."""
         self.give_back(model_id)
-        self._tasks[model_id] = asyncio.get_running_loop().create_task(
-            self._hold(model_id, life), name=f"lease of {model_id}"
-        )
+        task = asyncio.get_running_loop().create_task(self._hold(model_id, life), name=f"lease of {model_id}")
+        self._tasks[model_id] = task
+
+        def over(task: asyncio.Task[None]) -> None:
+            # By itself: the worker has died.
+            if self._tasks.get(model_id) is task:
+                del self._tasks[model_id]
+
+        task.add_done_callback(over)
 
     def give_back(self, model_id: str) -> None:
         """End the use, or the wait for it."""

@@ -1,7 +1,7 @@
 """What changed settings mean for the models that are loaded or waited for."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from supervisor.catalog.catalog import Catalog, ModelEntry
 from supervisor.settings import Settings
@@ -14,15 +14,15 @@ from supervisor.workers.residency import Residency
 
 
 class Reload:
-    """Tells each part what it must know. `entries` are what the next spawn of each model loads, and are
-    changed; `act` carries out actions of the policy."""
+    """Tells each part what it must know. `entries` are what the next spawn of each model loads; they and
+    `keepers` are changed. `act` carries out actions of the policy."""
 
     def __init__(
         self,
         *,
         policy: Residency,
         books: Books,
-        keepers: Mapping[str, Keeper],
+        keepers: dict[str, Keeper],
         entries: dict[str, ModelEntry],
         catalog: Catalog,
         launcher: Launcher,
@@ -49,6 +49,7 @@ class Reload:
             entry = found.get(model_id)
             if entry is None:
                 self._act(self._policy.retire(model_id, now))
+                self._forget(model_id, now)
             elif entry != known:
                 self._entries[model_id] = entry
                 self._books.forget_kill(model_id)
@@ -63,3 +64,14 @@ class Reload:
             and not before.for_model(entry.id).preload
             and self._policy.phase(entry.id) == "absent"
         )
+
+    def _forget(self, model_id: str, now: float) -> None:
+        """The model is gone. What is known of it goes too, with a later reload if it still runs."""
+        keeper = self._keepers.get(model_id)
+        if keeper is not None and keeper.state == "failed":
+            keeper.stop("removed")
+            self._act(self._policy.forget_failure(model_id, now))
+        if self._policy.model(model_id) is None and (keeper is None or keeper.state == "gone"):
+            del self._entries[model_id]
+            self._keepers.pop(model_id, None)
+            self._books.forget_kill(model_id)

@@ -1,6 +1,7 @@
 """Tells each worker how much memory it may take, whenever that changes."""
 
 import asyncio
+import functools
 from collections.abc import Mapping
 from typing import Final
 
@@ -24,6 +25,8 @@ class Shares:
 
     def tell(self, shares: Mapping[str, int]) -> None:
         """Bytes for each model. One that loads has them from its launch record, and hears more when ready."""
+        for model_id in self._wanted.keys() - shares.keys():
+            del self._wanted[model_id]
         for model_id, share_bytes in shares.items():
             keeper = self._keepers.get(model_id)
             life = None if keeper is None or keeper.state not in ("ready", "leased") else keeper.life
@@ -32,13 +35,19 @@ class Shares:
             self._wanted[model_id] = life, share_bytes
             task = self._tasks.get(model_id)
             if task is None or task.done():
-                self._tasks[model_id] = asyncio.get_running_loop().create_task(
+                task = asyncio.get_running_loop().create_task(
                     self._tell(model_id), name=f"share of {model_id}"
                 )
+                self._tasks[model_id] = task
+                task.add_done_callback(functools.partial(self._told, model_id))
+
+    def _told(self, model_id: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(model_id) is task:
+            del self._tasks[model_id]
 
     async def _tell(self, model_id: str) -> None:
         said = None
-        while (wanted := self._wanted[model_id]) != said:
+        while (wanted := self._wanted.get(model_id)) is not None and wanted != said:
             life, share_bytes = wanted
             try:
                 await ask_to_keep_within(life.upstream, share_bytes, timeout_s=_TELL_S)
@@ -54,5 +63,5 @@ class Shares:
 
     async def close(self) -> None:
         """Tell nobody any more."""
-        for task in self._tasks.values():
+        for task in list(self._tasks.values()):
             await drop(task)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.status import FailureKind
 from tests.fixtures.fake_shapes import Load
 from tests.fixtures.harness import Service, chat_body, wait_until
 from tests.fixtures.models import models_config, write_fake_model
@@ -132,3 +133,16 @@ def test_a_budget_that_a_model_does_not_fit_is_told_at_the_start(tmp_path: Path)
         log = service.home / "logs" / "supervisor.log"
         wait_until(lambda: "warning model.too_large model=a" in log.read_text(), "not told")
         assert "memory.budget is 1.0 MiB, too little to load: a " in service.output()
+
+
+def test_a_model_that_has_failed_is_gone_when_it_is_removed(service: Service, folder: Path) -> None:
+    """It was shown as failed until the supervisor ended."""
+    broken = Load(fail=FailureKind.MISSING)
+    write(service, models_config(a=folder / "a", d=write_fake_model(folder / "d", broken)))
+    reload(service)
+    assert service.chat("d").status_code == 502
+    worker = service.worker("d")
+    assert worker is not None and worker["state"] == "failed"
+    write(service, models_config(a=folder / "a"))
+    assert "removed, each ends when it has finished: d\n" in reload(service)
+    assert service.worker("d") is None

@@ -77,3 +77,41 @@ async def test_requests_of_others_are_no_concern() -> None:
     worked(timelines, "unknown", 0.0)
     timelines.hear("m", RequestStarted("r2", 0.0, "memory", 3))
     assert not seen
+
+
+async def test_nothing_is_kept_of_requests_whose_worker_was_killed() -> None:
+    """A killed worker never tells of the end of what it had: each such request stayed for good."""
+    timelines, seen = watched()
+    for number in range(2 * KEPT):
+        mark = timelines.begin(str(number), "/v1/messages", 0.0)
+        timelines.hear("m", RequestStarted(f"r{number}", 1.0, "chat", 7, request_id=mark.id))
+        timelines.end(mark, 502)
+    timelines.close()
+    assert len(seen) == 2 * KEPT
+    assert len(timelines._running) <= KEPT, "of those that are to be found by name, for a late word of them"
+    for number in range(KEPT):
+        timelines.begin(f"next {number}", "/v1/messages", 0.0)
+    assert not timelines._running
+
+
+async def test_one_whose_first_worker_died_is_told_of_by_its_second() -> None:
+    timelines, seen = watched()
+    mark = timelines.begin("a", "/v1/messages", 0.0)
+    timelines.hear("m", RequestStarted("first", 1.0, "chat", 7, request_id="a"))
+    worked(timelines, "a", 2.0)
+    assert not timelines._running
+    timelines.hear("m", RequestFinished("first", 9.0, "failed", 7, 0, 1, total_s=8.0))
+    timelines.end(mark, 200)
+    assert [event.fields["ended"] for event in seen] == ["stop"]
+
+
+async def test_a_request_that_outlasts_a_thousand_others_is_heard_of_to_its_end() -> None:
+    timelines, seen = watched()
+    mark = timelines.begin("a", "/v1/messages", time.monotonic())
+    timelines.hear("m", RequestStarted("r1", 1.0, "chat", 7, request_id="a"))
+    for number in range(KEPT):
+        timelines.begin(str(number), "/v1/messages", 0.0)
+    timelines.hear("m", RequestFinished("r1", 2.0, "length", 7, 0, 9, total_s=1.0))
+    timelines.end(mark, 200)
+    assert [(event.fields["tokens_out"], event.fields["ended"]) for event in seen] == [(9, "length")]
+    assert not timelines._running
