@@ -115,6 +115,7 @@ class Pool:
             launcher=self._launcher,
             preloads=self._preloads,
             act=self._do,
+            allow=self._allow,
         )
         self._shares = Shares(self._keepers, events)
         self._numbers = itertools.count(1)

@@ -15,7 +15,7 @@ from supervisor.workers.residency import Residency
 
 class Reload:
     """Tells each part what it must know. `entries` are what the next spawn of each model loads; they and
-    `keepers` are changed. `act` carries out actions of the policy."""
+    `keepers` are changed. `act` carries out actions of the policy, `allow` tells it its limits."""
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class Reload:
         launcher: Launcher,
         preloads: Preloads,
         act: Callable[[Iterable[Action]], None],
+        allow: Callable[[], None],
     ) -> None:
         self._policy = policy
         self._books = books
@@ -37,6 +38,7 @@ class Reload:
         self._launcher = launcher
         self._preloads = preloads
         self._act = act
+        self._allow = allow
 
     def apply(self, before: Settings, settings: Settings) -> None:
         """`settings` take the place of `before`, and the catalog has the models that they make."""
@@ -54,7 +56,7 @@ class Reload:
                 self._entries[model_id] = entry
                 self._books.forget_kill(model_id)
                 self._act(self._policy.change(self._books.traits(entry), now))
-        self._act(self._policy.allow(self._books.budget_bytes, settings.memory.max_waiting, now))
+        self._allow()
         if settings.memory.spare != before.memory.spare:
             self._launcher.keep_spare(settings.memory.spare)
         self._preloads.load(
