@@ -18,6 +18,11 @@ DONE: Final = b"data: [DONE]\n\n"
 PING: Final = b": ping\n\n"
 
 
+def comment(text: str) -> bytes:
+    """One that clients read past. `text` is one line."""
+    return b": " + text.encode() + b"\n\n"
+
+
 def event(data: bytes, name: str | None = None) -> bytes:
     """One event. `data` is JSON, so it holds no line break; `name` is the event's type, if any."""
     if name is None:

@@ -65,6 +65,9 @@ class Wanted(NamedTuple):
 class Witness(Protocol):
     """Hears a good answer as the client gets it, right before it does."""
 
+    def warned(self, warnings: tuple[str, ...]) -> None:
+        """The values of the `Warning` headers that the answer has, before all else."""
+
     def heard(self, data: bytes) -> None:
         """Whole events, or a piece of a body."""
 
@@ -96,7 +99,7 @@ class Forwarded(NamedTuple):
     """Headers of our own for the worker."""
     witness: Witness | None = None
     mark: Mark | None = None
-    """Told when it has a place."""
+    """Told when it has a place, and of warnings."""
 
 
 async def forward(request: Forwarded, pool: Slots) -> None:
@@ -164,12 +167,16 @@ class _Answer:
         self._held = b""
         self._witness: Witness | None = None
         self._watching = request.witness
+        self._mark = request.mark
 
     async def pass_on(self, response: UpstreamResponse) -> None:
         """Raises UpstreamError when the worker's answer is cut."""
         headers = []
+        warned = False
         for header in response.headers:
             name, value = header
+            if name == b"warning":
+                warned = True
             if name == b"content-type" and value.startswith(b"text/event-stream"):
                 self._is_events = True
             if name not in _HOP_BY_HOP:
@@ -177,11 +184,14 @@ class _Answer:
         headers += self._extra
         exchange = self._exchange
         self._witness = self._watching if response.status == 200 else None
+        warnings = self._heed(response) if warned else ()
         if self._is_events:
             self.began = True
-            # Else it began with a ping, and the same headers.
+            # Else it began with a ping, and all headers but the worker's warnings.
             if not exchange.started:
                 exchange.begin(response.status, headers)
+            elif warnings:
+                exchange.write(warnings_in_stream(warnings))
             await response.pipe(self._pass_on_events)
         elif exchange.started:
             # There were pings, and then no stream: an error, which is now an event.
@@ -202,6 +212,15 @@ class _Answer:
         if self._witness is not None:
             self._witness.ended()
         exchange.finish(self._held)
+
+    def _heed(self, response: UpstreamResponse) -> tuple[str, ...]:
+        """Note what the worker warns of."""
+        warnings = response.warnings()
+        if self._mark is not None:
+            self._mark.warnings = warnings
+        if self._witness is not None:
+            self._witness.warned(warnings)
+        return warnings
 
     def _answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
         """All of it has come at once, as small answers do."""
@@ -244,3 +263,8 @@ class _Answer:
         else:
             frame = self._witness.cut(error)
         self._exchange.finish(_EVENT_END + frame if self._in_event else frame)
+
+
+def warnings_in_stream(warnings: Sequence[str]) -> bytes:
+    """What stands for `Warning` headers in a stream of events that has begun without them."""
+    return b"".join(sse.comment(f"warning: {warning}") for warning in warnings)

@@ -60,7 +60,7 @@ class History:
                 return None
             response: Response = orjson.loads(row.body)
             response["output"] = items_of(connection, response_id, Part.OUTPUT)
-            return Kept(response, row.background, row.streamed, row.events)
+            return Kept(response, row.background, row.streamed, row.events, row.warnings)
 
         return await self._table.read(read)
 
@@ -154,8 +154,9 @@ class History:
         now = self._clock()
         connection.execute(
             "INSERT INTO responses (id, previous, conversation, base, status, background, streamed, used_at, "
-            "bytes, body, events) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) ON CONFLICT (id) "
-            "DO UPDATE SET status = ?5, used_at = ?8, bytes = ?9, body = ?10, events = ?11",
+            "bytes, body, events, warnings) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12) "
+            "ON CONFLICT (id) DO UPDATE SET status = ?5, used_at = ?8, bytes = ?9, body = ?10, events = ?11, "
+            "warnings = ?12",
             (
                 response_id,
                 response["previous_response_id"],
@@ -168,6 +169,7 @@ class History:
                 size,
                 body,
                 events,
+                "\n".join(turn.warnings) or None,
             ),
         )
         if conversation is not None and response["status"] in ("completed", "incomplete"):

@@ -14,6 +14,8 @@ class Kept(msgspec.Struct, frozen=True):
     streamed: bool
     """It was asked for as a stream, so its events are kept too."""
     events: bytes | None
+    warnings: tuple[str, ...] = ()
+    """The values of the `Warning` headers that it came with, or would have."""
 
 
 class Before(msgspec.Struct, frozen=True):
@@ -34,6 +36,8 @@ class Turn(msgspec.Struct, frozen=True):
     """What it read in place of what it goes on from and its input, if that was condensed."""
     background: bool = False
     streamed: bool = False
+    warnings: tuple[str, ...] = ()
+    """One line each."""
 
 
 class StoreStats(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from supervisor.history.schema import Part
 if TYPE_CHECKING:
     import sqlite3
 
-_COLUMNS = "previous, conversation, base, status, background, streamed, deleted, body, events"
+_COLUMNS = "previous, conversation, base, status, background, streamed, deleted, body, events, warnings"
 
 
 class Row:
@@ -28,6 +28,7 @@ class Row:
         self.deleted = bool(columns[6])
         self.body: bytes = columns[7]
         self.events: bytes | None = columns[8]
+        self.warnings = tuple((columns[9] or "").splitlines())
 
 
 def find_response(connection: "sqlite3.Connection", response_id: str) -> Row | None:

@@ -51,6 +51,7 @@ VERSIONS: Final = (
         """,
         "CREATE INDEX items_id ON items (id)",
     ),
+    ("ALTER TABLE responses ADD COLUMN warnings TEXT",),
 )
 
 

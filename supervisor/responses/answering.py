@@ -30,7 +30,8 @@ async def answer(
 ) -> None:
     """Give `hear` the events as they come, the last one included, whatever becomes of the worker.
 
-    `naming` are headers for the worker; `mark` is told when there is a place.
+    `naming` are headers for the worker; `mark` is told when there is a place, and like `transcript` of what
+    the worker warns of.
 
     A worker that dies before its first event is replaced once. Raises PublicError when nothing was heard.
     """
@@ -46,6 +47,9 @@ async def answer(
                 async with await slot.upstream.request("POST", b"/v1/responses", headers, body) as response:
                     if response.status != 200:
                         raise await refusal(response)
+                    transcript.warnings = response.warnings()
+                    if mark is not None:
+                        mark.warnings = transcript.warnings
                     async for data in response:
                         events = transcript.feed(data)
                         heard = heard or bool(events)

@@ -4,14 +4,14 @@ Source: OpenAI's API reference, "Responses" and "Conversations".
 """
 
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from shared import sse
 from shared.errors import Api, PublicError, invalid
-from shared.headers import naming
+from shared.headers import Headers, naming
 from shared.responses.answer import Response, error_event
 from shared.responses.asked import parse_asked
 from supervisor.database import Database, DatabaseError
@@ -21,7 +21,7 @@ from supervisor.history.kept import Kept
 from supervisor.http.exchange import Exchange
 from supervisor.pings import Ping, Pings, ping_for
 from supervisor.relay import Forwarded, Slots, Wanted, forward
-from supervisor.responses.background import Background, replay
+from supervisor.responses.background import Background, Run, replay
 from supervisor.responses.condensing import compacted, fitted
 from supervisor.responses.conversing import Conversing
 from supervisor.responses.failures import history_unavailable
@@ -169,7 +169,7 @@ class Responses:
         if request.asked.background:
             run = await self.background.begin(request, naming(asked.fields), asked.mark)
             if request.asked.stream:
-                await _follow(asked, run.follow())
+                await _follow(asked, run)
             else:
                 _reply(asked, run.response)
             return
@@ -254,18 +254,18 @@ class Responses:
             if streaming and not run.streamed:
                 raise _not_streamed()
             if streaming:
-                await _follow(asked, run.follow(-1 if after is None else after))
+                await _follow(asked, run, -1 if after is None else after)
             else:
-                _reply(asked, run.response)
+                _reply(asked, run.response, run.warnings)
             return
         kept = await self._kept(name)
         if not streaming:
-            _reply(asked, kept.response)
+            _reply(asked, kept.response, kept.warnings)
             return
         if not kept.streamed:
             raise _not_streamed()
         data = replay(kept.response, kept.events, -1 if after is None else after)
-        _begin_events(asked)
+        _begin_events(asked, kept.warnings)
         asked.exchange.finish(data + sse.DONE)
 
     async def _delete(self, name: str) -> Any:
@@ -325,22 +325,28 @@ def _is_websocket(fields: Mapping[bytes, bytes]) -> bool:
     return fields.get(b"upgrade", b"").lower() == b"websocket"
 
 
-def _reply(asked: Asked, body: Any) -> None:
+def _reply(asked: Asked, body: Any, warnings: Sequence[str] = ()) -> None:
     data = msgspec.json.encode(body)
     exchange = asked.exchange
-    exchange.begin(200, [_JSON, *asked.labels, (b"content-length", b"%d" % len(data))])
+    length = (b"content-length", b"%d" % len(data))
+    exchange.begin(200, [_JSON, *asked.labels, *_headers(warnings), length])
     exchange.finish(b"" if asked.method == "HEAD" else data)
 
 
-def _begin_events(asked: Asked) -> None:
-    asked.exchange.begin(200, [*sse.HEADERS, *asked.labels])
+def _headers(warnings: Sequence[str]) -> Headers:
+    return [(b"warning", warning.encode()) for warning in warnings]
 
 
-async def _follow(asked: Asked, events: AsyncIterator[bytes]) -> None:
+def _begin_events(asked: Asked, warnings: Sequence[str]) -> None:
+    asked.exchange.begin(200, [*sse.HEADERS, *asked.labels, *_headers(warnings)])
+
+
+async def _follow(asked: Asked, run: Run, after: int = -1) -> None:
+    """The events of `run` with a higher number than `after`, to its end."""
     exchange = asked.exchange
     with exchange.while_connected():
-        _begin_events(asked)
-        async for data in events:
+        _begin_events(asked, run.warnings)
+        async for data in run.follow(after):
             if (blocked := exchange.write(data)) is not None:
                 await blocked
         exchange.finish(sse.DONE)

@@ -12,7 +12,7 @@ from shared.errors import PublicError
 from shared.headers import Headers
 from shared.responses.answer import Response, lifecycle_event
 from supervisor.history.history import INTERRUPTED, History
-from supervisor.relay import Slots
+from supervisor.relay import Slots, warnings_in_stream
 from supervisor.responses.answering import answer
 from supervisor.responses.condensing import fitted
 from supervisor.responses.transcript import EVENT_END, Transcript
@@ -101,6 +101,11 @@ class Run:
         return {**response, "status": "in_progress"} if begun else response
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What its worker warned of so far."""
+        return self._transcript.warnings
+
+    @property
     def over(self) -> bool:
         """Its last event is there, though it may not be kept yet."""
         return self._transcript.ended
@@ -118,10 +123,16 @@ class Run:
         self._task.add_done_callback(lambda _: over(self._status))
 
     async def follow(self, after: int = -1) -> AsyncIterator[bytes]:
-        """The events with a higher number than `after`, to the last one, and pings while there are none."""
-        position = after + 1
+        """The events with a higher number than `after`, to the last one, and pings while there are none.
+
+        What the worker warns of from now on comes as comments.
+        """
+        position, warned = after + 1, bool(self.warnings)
         while True:
             more, events = self._more, self._events[position:]
+            if self.warnings and not warned:
+                warned = True
+                yield warnings_in_stream(self.warnings)
             if events:
                 position += len(events)
                 yield b"".join(events)
@@ -175,7 +186,8 @@ class Run:
                 await self._hear([transcript.stop() if self._why is None else transcript.fail(self._why)])
         finally:
             events = b"".join(self._events) if self.streamed else None
-            self._history.keep(self.response, self._request.turn(background=True), events=events)
+            turn = self._request.turn(self.warnings, background=True)
+            self._history.keep(self.response, turn, events=events)
 
     async def _hear(self, events: list[bytes]) -> None:
         self._events += [event for event in events if event.startswith(b"event: ")]

@@ -19,6 +19,9 @@ class Recorder:
         self._pieces: list[bytes] = []
         self._done = False
 
+    def warned(self, warnings: tuple[str, ...]) -> None:
+        self._transcript.warnings = warnings
+
     def heard(self, data: bytes) -> None:
         if not self._request.asked.stream:
             self._pieces.append(data)
@@ -54,4 +57,4 @@ class Recorder:
             return
         self._done = True
         if self._request.asked.stored:
-            self._history.keep(response, self._request.turn())
+            self._history.keep(response, self._request.turn(self._transcript.warnings))

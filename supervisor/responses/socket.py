@@ -15,7 +15,7 @@ import orjson
 from shared.errors import PublicError, invalid
 from shared.headers import Fields, naming
 from shared.request_ids import HEADER
-from shared.responses.answer import Response, event
+from shared.responses.answer import event
 from shared.responses.asked import parse_asked
 from supervisor.database import DatabaseError
 from supervisor.history.history import History
@@ -129,7 +129,7 @@ class Session:
         async def hear(events: list[bytes]) -> None:
             if transcript.ended:
                 # Before the client knows: it may go on from it at once.
-                self._keep(request, transcript.response)
+                self._keep(request, transcript)
             for one in events:
                 if one.startswith(b"event: "):
                     await self._send(payload(one), envelope.stream_id)
@@ -140,14 +140,15 @@ class Session:
         except asyncio.CancelledError:
             if transcript.response is not None and not transcript.ended:
                 transcript.stop()
-                self._keep(request, transcript.response)
+                self._keep(request, transcript)
             raise
 
-    def _keep(self, request: Resolved, response: Response | None) -> None:
+    def _keep(self, request: Resolved, transcript: Transcript) -> None:
+        response = transcript.response
         if response is None:
             return
         if request.asked.stored:
-            self._history.keep(response, request.turn())
+            self._history.keep(response, request.turn(transcript.warnings))
         if response["status"] in ("completed", "incomplete"):
             self._memory.remember(response["id"], [*request.read(), *response["output"]])
         else:
@@ -157,7 +158,7 @@ class Session:
         """A turn without an answer: its input is what later ones go on from."""
         begun = request.announced("in_progress")
         done = {**begun, "status": "completed", "completed_at": begun["created_at"]}
-        self._keep(request, done)
+        self._keep(request, Transcript(done))
         for number, (name, response) in enumerate(
             (("created", begun), ("in_progress", begun), ("completed", done))
         ):

@@ -31,6 +31,8 @@ class Transcript:
         self.response = response
         self.ended = False
         self.number = number
+        self.warnings: tuple[str, ...] = ()
+        """What the worker warned of in the headers of its answer."""
         self._items: list[Item] = []
         self._open: list[bytes] = []
         """Events of the item that has begun and not ended."""

@@ -55,14 +55,15 @@ class Resolved(msgspec.Struct, frozen=True):
         context = msgspec.structs.replace(self.context, sequence_number=announced, history=history)
         return CONTEXT_HEADER, msgspec.json.encode(context)
 
-    def turn(self, *, background: bool = False) -> Turn:
-        """What is kept beside the response object."""
+    def turn(self, warnings: tuple[str, ...] = (), *, background: bool = False) -> Turn:
+        """What is kept beside the response object; `warnings` are its worker's."""
         return Turn(
             input=self.shown,
             base=self.base,
             context=None if self.condensed is None else self.read(),
             background=background,
             streamed=background and bool(self.asked.stream),
+            warnings=warnings,
         )
 
     def announced(self, status: Any) -> Response:

@@ -51,6 +51,8 @@ class Timeline(msgspec.Struct, omit_defaults=True):
     tokens_in: int | None = None
     tokens_cached: int | None = None
     tokens_out: int | None = None
+    warnings: tuple[str, ...] = ()
+    """The `Warning` headers of its worker's answer: what of it is not done as asked."""
 
 
 class Mark(msgspec.Struct, gc=False, eq=False):
@@ -78,6 +80,7 @@ class Mark(msgspec.Struct, gc=False, eq=False):
     tokens_in: int | None = None
     tokens_cached: int | None = None
     tokens_out: int | None = None
+    warnings: tuple[str, ...] = ()
     told: bool = False
     """Whether the event of its end was told."""
     goes_on: bool = False
@@ -113,6 +116,7 @@ class Mark(msgspec.Struct, gc=False, eq=False):
             self.tokens_in,
             self.tokens_cached,
             self.tokens_out,
+            self.warnings,
         )
 
     def _ms(self, at: float | None) -> float | None:
@@ -231,4 +235,5 @@ class Timelines:
         fields = msgspec.to_builtins(mark.timeline())
         fields["request"] = fields.pop("id")
         fields.pop("received_at")
+        fields.pop("warnings", None)
         self._events.emit(FINISHED, **fields)

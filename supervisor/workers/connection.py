@@ -57,6 +57,10 @@ class UpstreamResponse:
     async def __aenter__(self) -> Self:
         return self
 
+    def warnings(self) -> tuple[str, ...]:
+        """The values of its `Warning` headers: what of the request is not done as asked."""
+        return tuple(value.decode("utf-8", "replace") for name, value in self.headers if name == b"warning")
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -98,6 +98,34 @@ def test_it_is_traced_from_its_coming_to_its_end(service: Service, sdk: openai.O
     wait_until(lambda: timeline(service, "other").get("status") == 499, "it was cancelled")
 
 
+SEARCH: Json = {"type": "web_search"}
+WEATHER: Json = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+LEFT_OUT = "left out: tools[0] (web_search)"
+
+
+def test_what_was_left_out_of_it_is_told_while_it_goes_on_and_afterwards(service: Service) -> None:
+    """The worker says it when the response was announced already: it was lost."""
+    body = {"model": "a", "input": "Hi", "tools": [SEARCH, WEATHER], "background": True}
+    made = service.client.post("/v1/responses", json=body)
+    assert made.json()["status"] == "queued"
+    path = f"/v1/responses/{made.json()['id']}"
+    wait_until(lambda: service.client.get(path).json()["status"] == "completed", "it goes on")
+    assert LEFT_OUT in service.client.get(path).headers["warning"]
+    line = timeline(service, made.headers["x-request-id"])
+    assert len(line["warnings"]) == 1 and LEFT_OUT in line["warnings"][0]
+    followed = service.client.post("/v1/responses", json={**body, "stream": True, "background": True})
+    assert "warning" not in followed.headers and LEFT_OUT in followed.text.split("event: response.in_prog")[0]
+    events = parse_stream(followed.content)
+    again = f"/v1/responses/{events[0]['response']['id']}?stream=true"
+    assert LEFT_OUT in service.client.get(again).headers["warning"]
+    # One that came in time is kept as well, and those who were given all they asked for hear nothing.
+    now = service.client.post("/v1/responses", json={**body, "background": False})
+    kept = service.client.get(f"/v1/responses/{now.json()['id']}")
+    assert LEFT_OUT in now.headers["warning"] and kept.headers["warning"] == now.headers["warning"]
+    plain = service.client.post("/v1/responses", json={**body, "tools": [WEATHER], "background": False})
+    assert "warning" not in service.client.get(f"/v1/responses/{plain.json()['id']}").headers
+
+
 def test_cancelling(service: Service, sdk: openai.OpenAI) -> None:
     made = begin(sdk, {"chunks": 1000, "interval_ms": 20})
     until(sdk, made.id, "in_progress")

@@ -110,6 +110,16 @@ def test_each_turn_has_a_timeline_and_the_worker_gets_its_name(service: Service)
     assert lines[0]["model"] == "a" and lines[0]["placed_ms"] <= lines[0]["ended_ms"]
 
 
+def test_what_was_left_out_of_a_turn_is_kept_with_its_response(service: Service) -> None:
+    tools = [{"type": "web_search"}, {"type": "function", "name": "weather", "parameters": {}}]
+    with opened(service, additional_headers={"x-request-id": "less"}) as socket:
+        response = turn(socket, tools=tools)
+    kept = service.client.get(f"/v1/responses/{response['id']}")
+    assert "left out: tools[0] (web_search)" in kept.headers["warning"]
+    line = service.client.get("/stats", params={"request": "less:1"}).json()
+    assert line["warnings"] == [kept.headers["warning"]]
+
+
 def test_a_turn_that_only_prepares(service: Service) -> None:
     with opened(service) as socket:
         prepared = turn(socket, input="Context", generate=False, instructions="Be brief.")

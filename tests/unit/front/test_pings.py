@@ -66,6 +66,29 @@ async def test_a_stream_is_alive_while_its_model_loads(tmp_path: Path, target: s
         assert rest.count(b"HTTP/1.1") == 0 and rest.count(b"data: 1\n\n") == 1
 
 
+async def test_a_warning_that_comes_after_pings_is_a_comment(tmp_path: Path) -> None:
+    """Its header was lost: the answer had begun without it."""
+    warned = EVENTS.replace(b"\r\n\r\n", b'\r\nwarning: 299 - "left out: x"\r\n\r\n')
+    comment = b': warning: 299 - "left out: x"\n\n'
+    worker = says(warned, chunk(b"data: 1\n\n"), END)
+    async with asking(tmp_path, CHAT, worker) as (here, wire):
+        head = await past_pings(wire, b": ping")
+        assert here.pool.gate is not None
+        here.pool.gate.set()
+        rest = b""
+        while not rest.endswith(END):
+            rest += await wire.reader.read(65536)
+        assert b"warning" not in head and rest.count(comment) == 1
+        assert rest.index(comment) < rest.index(b"data: 1\n\n")
+    (tmp_path / "in time").mkdir()
+    async with supervised(tmp_path / "in time", worker) as here, connected(here.address) as wire:
+        answer = await wire.ask(CHAT, ASKED)
+        assert answer.headers["warning"] == '299 - "left out: x"' and comment not in answer.body
+        name = answer.headers["x-request-id"]
+        line = json.loads((await wire.ask(f"/stats?request={name}", method="GET")).body)
+        assert line["warnings"] == ['299 - "left out: x"']
+
+
 @pytest.mark.parametrize(
     ("target", "name"), [(CHAT, b"data: "), (MESSAGES, b"event: error\ndata: ")], ids=["chat", "messages"]
 )
