@@ -7,7 +7,7 @@ import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from supervisor.cli.errors import NotRunningError, RefusedError
@@ -28,6 +28,13 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
+
+
+class Held(NamedTuple):
+    """An answer that is open: its lines, and the descriptor of its connection."""
+
+    lines: Iterator[Any]
+    descriptor: int
 
 
 class Client:
@@ -66,10 +73,10 @@ class Client:
         return self.post(f"/api/models/{quote(model, safe='/')}/{action}")
 
     @contextlib.contextmanager
-    def hold(self, target: str, body: object) -> Iterator[Iterator[Any]]:
+    def hold(self, target: str, body: object) -> Iterator[Held]:
         """The lines of JSON that `POST target` answers with, for as long as the block lasts.
 
-        Leaving it closes the connection. Raises RefusedError, also while lines are read.
+        Leaving it ends the connection, whoever else has it. Raises RefusedError, also while lines are read.
         """
         connection = _UnixConnection(self.home.control_socket, None)
         held = None
@@ -84,7 +91,8 @@ class Client:
                 raise self._nobody_listens() from None
             except (OSError, http.client.HTTPException) as error:
                 raise RefusedError(f"the supervisor ended before it had answered ({told(error)})") from None
-            yield _lines(response)
+            assert held is not None
+            yield Held(_lines(response), held.fileno())
         finally:
             if held is not None:
                 # Another thread may be reading, and would keep both from being closed.

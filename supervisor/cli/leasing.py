@@ -1,5 +1,6 @@
 """Other work on the machine: run."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from supervisor.cli.client import Held
 from supervisor.cli.errors import RefusedError
 from supervisor.cli.options import HomeOption, supervisor_of
 from supervisor.cli.terminal import clean
@@ -20,6 +22,8 @@ from supervisor.cli.terminal import clean
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+_OUT_OF_THE_WAY = 100
+"""Descriptors from here on are not those that scripts give numbers to."""
 
 
 def run(
@@ -38,7 +42,7 @@ def run(
     """Run a command with the machine for itself: models finish what they do and hold still until it ends.
 
     Requests wait meanwhile. Everything is given back when the command ends, however it ends. The exit code is
-    the command's.
+    the command's. A command that outlives `run`, because that was killed, keeps the machine to its end.
 
     \b
     Example:
@@ -56,9 +60,9 @@ def run(
         "unload": unload,
         "timeout_s": timeout,
     }
-    with supervisor_of(home).hold("/api/lease", body) as news:
-        _wait(news)
-        raise typer.Exit(_run(program, command, news))
+    with supervisor_of(home).hold("/api/lease", body) as lease:
+        _wait(lease.lines)
+        raise typer.Exit(_run(program, command, lease))
 
 
 def _wait(news: Iterator[Any]) -> None:
@@ -77,7 +81,7 @@ def _wait(news: Iterator[Any]) -> None:
     raise RefusedError("the supervisor ended before the machine was free")
 
 
-def _run(program: str, command: list[str], news: Iterator[Any]) -> int:
+def _run(program: str, command: list[str], lease: Held) -> int:
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -95,10 +99,10 @@ def _run(program: str, command: list[str], news: Iterator[Any]) -> int:
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, leave_to_command)
     try:
-        process = subprocess.Popen(command, executable=program)
+        process = _started(program, command, lease)
         for number in early:
             process.send_signal(number)
-        threading.Thread(target=_watch, args=(news, over), daemon=True).start()
+        threading.Thread(target=_watch, args=(lease.lines, over), daemon=True).start()
         code = process.wait()
     except OSError as error:
         sys.stderr.write(f"mlx-supervisor: {clean(command[0])} can't be started: {error.strerror}\n")
@@ -108,6 +112,19 @@ def _run(program: str, command: list[str], news: Iterator[Any]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return code if code >= 0 else 128 - code
+
+
+def _started(program: str, command: list[str], lease: Held) -> "subprocess.Popen[bytes]":
+    """The command, which has the lease's connection as well: when we are killed, it works on, and the models
+    must not come back beside it. Raises OSError."""
+    try:
+        inherited = fcntl.fcntl(lease.descriptor, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY)
+    except OSError:
+        inherited = os.dup(lease.descriptor)  # the limit is lower
+    try:
+        return subprocess.Popen(command, executable=program, pass_fds=(inherited,))
+    finally:
+        os.close(inherited)
 
 
 def _watch(news: Iterator[Any], over: threading.Event) -> None:

@@ -188,6 +188,11 @@ class Exchange:
         else:
             self.finish(message.get("body", b""))
 
+    @property
+    def unread(self) -> bool:
+        """Whether the client reads so slowly, or not at all, that the next piece would have to wait."""
+        return self._wire.blocked is not None
+
     async def writable(self) -> None:
         """Wait until the client has read enough of what was sent, or is gone."""
         while self._wire.blocked is not None and not self.gone:

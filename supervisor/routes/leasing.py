@@ -65,20 +65,24 @@ class _LeaseAnswer(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             # The client's leaving ends the block, and with it the lease.
-            with Exchange.of(scope).while_connected():
+            exchange = Exchange.of(scope)
+            with exchange.while_connected():
                 async with self._pool.lease(self._asked.holder, unload=self._asked.unload) as lease:
                     await send({"type": "http.response.start", "status": 200, "headers": _NDJSON})
-                    ended = await self._hold(lease, send)
-                await send({"type": "http.response.body", "body": _line(ended), "more_body": False})
+                    ended = await self._hold(lease, exchange, send)
+                if not exchange.unread:
+                    await send({"type": "http.response.body", "body": _line(ended), "more_body": False})
         except ClientGone:
             return
 
-    async def _hold(self, lease: MachineLease, send: Any) -> LeaseNews:
+    async def _hold(self, lease: MachineLease, exchange: Exchange, send: Any) -> LeaseNews:
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
 
         async def say(news: LeaseNews) -> None:
-            await send({"type": "http.response.body", "body": _line(news), "more_body": True})
+            # Who holds it need not read: a command that outlives its `run` knows nothing of the connection.
+            if not exchange.unread:
+                await send({"type": "http.response.body", "body": _line(news), "more_body": True})
 
         def waited_ms() -> int:
             return round(1000 * (loop.time() - asked_s))

@@ -117,7 +117,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
-def run(service: Service, *arguments: str) -> "subprocess.Popen[str]":
+def run(service: Service, *arguments: str, start_new_session: bool = False) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [*CLI, "run", "--home", str(service.home), *arguments],
         stdout=subprocess.PIPE,
@@ -125,6 +125,7 @@ def run(service: Service, *arguments: str) -> "subprocess.Popen[str]":
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=start_new_session,
     )
 
 
@@ -165,18 +166,54 @@ def test_a_command_runs_alone_and_its_exit_code_is_ours(service: Service) -> Non
 
 
 def test_the_death_of_the_holder_gives_the_machine_back(service: Service) -> None:
-    """kill -9 leaves nobody to say goodbye; the connection ends, and that is enough."""
-    process = run(service, "--unload", "--", "sleep", "60")
-    wait_until(lambda: bool(leases(service)) and bool(leases(service)[0]["granted"]), "no lease")
+    """kill -9 of all of it leaves nobody to say goodbye; the connection ends, and that is enough."""
+    process = run(service, "--unload", "--", "sleep", "60", start_new_session=True)
+    command_of(service, process)
     assert service.worker("a") is None
-    wait_until(lambda: bool(_children(process.pid)), "no command")
-    (command,) = _children(process.pid)
-    process.kill()
-    # The command has our pipes, and nobody to end it any more.
-    os.kill(command, signal.SIGKILL)
+    os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert service.chat("a").status_code == 200
     assert not leases(service)
+
+
+def test_a_command_that_outlives_its_run_keeps_the_machine(service: Service) -> None:
+    """Its memory is in use as long as it lives: models that came back beside it would not find theirs."""
+    process = run(service, "--", "sleep", "60")
+    command = command_of(service, process)
+    process.kill()
+    process.wait(10)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(service.chat, "a")
+        wait_until(lambda: bool(service.engine()["waiting"]), "nobody waits")
+        assert psutil.pid_exists(command) and leases(service)[0]["granted"] and not waiting.done()
+        os.kill(command, signal.SIGKILL)
+        assert waiting.result().status_code == 200
+    process.communicate()
+    assert not leases(service)
+
+
+def test_what_a_command_leaves_behind_keeps_nothing(service: Service, tmp_path: Path) -> None:
+    """A daemon that it started inherits its descriptors; the lease ends with the command all the same."""
+    left = tmp_path / "left"
+    process = run(service, "--", "sh", "-c", f"sleep 60 >/dev/null 2>&1 & echo $! > {left}")
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+    daemon = psutil.Process(int(left.read_text()))
+    try:
+        wait_until(lambda: not leases(service), "still leased")
+        assert daemon.is_running()
+    finally:
+        daemon.kill()
+
+
+def command_of(service: Service, process: "subprocess.Popen[str]") -> int:
+    """The pid of what runs under it, once the machine is leased for that."""
+    wait_until(lambda: bool(leases(service)) and bool(leases(service)[0]["granted"]), "no lease")
+    wait_until(lambda: bool(_children(process.pid)), "no command")
+    (command,) = _children(process.pid)
+    # Until then it is a copy of `run` with all of its connections.
+    wait_until(lambda: psutil.Process(command).name() == "sleep", "not begun")
+    return command
 
 
 def _children(pid: int) -> list[int]:
@@ -185,8 +222,7 @@ def _children(pid: int) -> list[int]:
 
 def test_a_signal_reaches_the_command(service: Service) -> None:
     process = run(service, "--", "sleep", "60")
-    wait_until(lambda: bool(leases(service)) and bool(leases(service)[0]["granted"]), "no lease")
-    wait_until(lambda: bool(_children(process.pid)), "no command")
+    command_of(service, process)
     process.terminate()
     process.communicate(timeout=10)
     assert process.returncode == 128 + signal.SIGTERM

@@ -59,6 +59,7 @@ class FixedPool:
     held: int = 0
     waiting: int = 0
     loaded: list[str] = field(default_factory=list)
+    lease_given: MachineLease | None = None
 
     @asynccontextmanager
     async def slot(self, _: ModelEntry, *, after: int = 0) -> AsyncIterator[FixedSlot]:
@@ -121,7 +122,7 @@ class FixedPool:
 
     @asynccontextmanager
     async def lease(self, holder: str, *, unload: bool) -> AsyncIterator[MachineLease]:
-        lease = MachineLease(1, holder, unload=unload)
+        lease = self.lease_given = MachineLease(1, holder, unload=unload)
         lease.grant()
         yield lease
 

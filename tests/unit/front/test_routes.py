@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 import subprocess
 import sys
 from datetime import datetime
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from shared.errors import PublicError
+from supervisor.http.exchange import Exchange
+from supervisor.routes import leasing
 from supervisor.routes.anthropic_models import info, page
 from supervisor.settings import HistorySettings
 from tests.fixtures.wire import connected
@@ -26,6 +29,38 @@ def fastapi_is_loaded() -> None:
 
 def get(body: bytes) -> Any:
     return json.loads(body)
+
+
+async def test_a_lease_whose_news_nobody_reads_is_held_and_ends_with_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that outlives its `run` has the connection and knows nothing of it."""
+    monkeypatch.setattr(leasing, "_AGAIN_S", 0.0)
+    full = asyncio.Event()
+    real = vars(Exchange)["unread"].fget
+
+    def unread(exchange: Exchange) -> bool:
+        found: bool = real(exchange)
+        if found:
+            full.set()
+        return found
+
+    monkeypatch.setattr(Exchange, "unread", property(unread))
+    async with supervised(tmp_path, says_ok) as here:
+        with socket.socket(socket.AF_UNIX) as holder:
+            holder.connect(here.control)
+            holder.sendall(b"POST /api/lease HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+            async with asyncio.timeout(20):
+                await full.wait()
+                lease = here.pool.lease_given
+                assert lease is not None
+                lease.take_back()
+                await asyncio.to_thread(read_to_the_end, holder)
+
+
+def read_to_the_end(connection: socket.socket) -> None:
+    while connection.recv(65536):
+        pass
 
 
 async def test_what_is_served(tmp_path: Path) -> None:
