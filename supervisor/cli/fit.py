@@ -1,6 +1,5 @@
 """Whether a model fits this machine, and which Macs it would fit: fit."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,8 @@ import typer
 
 from shared.sizes import format_size
 from supervisor.cli.errors import NotRunningError, RefusedError
-from supervisor.cli.options import HomeOption, JsonOption, chosen_home, supervisor_of
+from supervisor.cli.looking import looked_at
+from supervisor.cli.options import HomeOption, JsonOption, supervisor_of
 from supervisor.cli.terminal import say, say_json, say_table
 
 if TYPE_CHECKING:
@@ -80,9 +80,7 @@ def _report(model: str, ctx: int | None, rows: int, machines: bool, home: Path |
         return supervisor_of(home).get(f"/fit?{urlencode(asked)}")
     except NotRunningError as error:
         missing = error
-        return _looked_at(
-            lambda machine: _of_home(model, chosen_home(home), machine, missing), ctx, rows, machines
-        )
+        return _looked_at(lambda machine: _of_home(model, home, machine, missing), ctx, rows, machines)
 
 
 def _looked_at(
@@ -121,27 +119,14 @@ def _of_folder(folder: Path, machine: "Machine") -> "tuple[ModelEntry, Costs]":
 
 
 def _of_home(
-    model: str, path: Path, machine: "Machine", missing: NotRunningError
+    model: str, home: Path | None, machine: "Machine", missing: NotRunningError
 ) -> "tuple[ModelEntry, Costs]":
     """From the state folder of a supervisor that does not run. Raises RefusedError."""
     import asyncio
 
-    from shared.errors import PublicError
-    from supervisor.catalog.catalog import Catalog
-    from supervisor.home import Home, HomeError, NoHomeError
-    from supervisor.settings import SettingsError, load_settings
-
-    try:
-        home = Home.find(path)
-        settings = load_settings(home.config, environ=os.environ)
-        entry = Catalog(home, settings).resolve(model)
-    except NoHomeError:
-        raise missing from None
-    except (HomeError, SettingsError) as error:
-        raise RefusedError(str(error)) from None
-    except PublicError as error:
-        raise RefusedError(error.message) from None
-    return entry, asyncio.run(_recalled(home, machine))
+    with looked_at(home, missing) as here:
+        entry = here.catalog.resolve(model)
+    return entry, asyncio.run(_recalled(here.home, machine))
 
 
 async def _recalled(home: "Home", machine: "Machine") -> "Costs":

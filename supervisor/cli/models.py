@@ -1,10 +1,13 @@
 """What is loaded, and what could be: ps, list, load, unload."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from shared.sizes import format_duration, format_size
+from supervisor.cli.errors import NotRunningError
+from supervisor.cli.looking import looked_at
 from supervisor.cli.options import HomeOption, JsonOption, complete_model, supervisor_of
 from supervisor.cli.terminal import Style, say, say_json, say_table
 
@@ -110,13 +113,16 @@ def _told(waiting: dict[str, Any]) -> str:
 
 
 def list_(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Show the models on this machine.
+    """Show the models on this machine. While no supervisor runs this command looks for them itself.
 
     \b
     Example:
       mlx-supervisor list
     """
-    models = supervisor_of(home).get("/api/models")
+    try:
+        models = supervisor_of(home).get("/api/models")
+    except NotRunningError as missing:
+        models = _list_here(home, missing)
     if json:
         say_json(models)
         return
@@ -150,6 +156,15 @@ def list_(home: HomeOption = None, json: JsonOption = False) -> None:
             say(f"{model['id']}: {model['problem']}")
     for problem in models["problems"]:
         say(problem)
+
+
+def _list_here(home: Path | None, missing: NotRunningError) -> Any:
+    import msgspec
+
+    from supervisor.routes.views import models_of
+
+    with looked_at(home, missing) as here:
+        return msgspec.to_builtins(models_of(here.catalog, None))
 
 
 def load(model: ModelArgument, home: HomeOption = None) -> None:

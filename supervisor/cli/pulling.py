@@ -11,7 +11,7 @@ import typer
 from shared.sizes import format_duration, format_size
 from supervisor.cli.errors import NotRunningError, RefusedError
 from supervisor.cli.options import HomeOption, supervisor_of
-from supervisor.cli.terminal import clean
+from supervisor.cli.terminal import clean, say_json_line
 from supervisor.cli.terminal import say as write_line
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _INTERRUPTED: Final = 130
 _GO_ON: Final = "what it brought is kept, and `mlx-supervisor pull` goes on from there"
 _LOOK_S: Final = 0.5
 """How often it is told how far a download is."""
+_ENDED: Final = ("done", "failed", "cancelled")
 _TOKEN: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
@@ -43,6 +44,10 @@ def pull(
         bool, typer.Option("--cancel", help="End the download of REPO; what it brought is kept.")
     ] = False,
     home: HomeOption = None,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print lines of JSON, for programs: how far it is, at last its end."),
+    ] = False,
 ) -> None:
     """Download a model from the Hugging Face hub; a broken download goes on where it stopped.
 
@@ -58,14 +63,14 @@ def pull(
         raise RefusedError(str(error)) from None
     try:
         client = supervisor_of(home)
-        _pull_there(client, name, include or [], cancel=cancel)
+        _pull_there(client, name, include or [], cancel=cancel, json=json)
     except NotRunningError:
         if cancel:
             raise
-        _pull_here(name, include or [])
+        _pull_here(name, include or [], json=json)
 
 
-def _pull_there(client: "Client", name: "RepoName", include: list[str], *, cancel: bool) -> None:
+def _pull_there(client: "Client", name: "RepoName", include: list[str], *, cancel: bool, json: bool) -> None:
     """The running supervisor downloads, and we look on."""
     import msgspec
 
@@ -78,6 +83,9 @@ def _pull_there(client: "Client", name: "RepoName", include: list[str], *, cance
 
     if cancel:
         view = read(client.delete(target))
+        if json:
+            _say_view(view)
+            return
         outcome = f"cancelled; {_GO_ON}" if view.state == "cancelled" else f"it is {view.state} already"
         say(f"{name.shown}: {outcome}")
         return
@@ -87,23 +95,26 @@ def _pull_there(client: "Client", name: "RepoName", include: list[str], *, cance
     view = read(client.post("/api/downloads", wanted, timeout_s=10))
     joined = view.repo in before
     try:
-        if joined:
+        if joined and not json:
             say(f"{name.shown} is being downloaded already; this is how far it is")
-        _follow(name, view, lambda: read(client.get(f"{target}?wait_s={_LOOK_S}")))
+        follow = _tell if json else _follow
+        follow(name, view, lambda: read(client.get(f"{target}?wait_s={_LOOK_S}")))
     except KeyboardInterrupt:
         if joined:
             _interrupted(
                 f"{name.shown}: the download goes on; end it with: mlx-supervisor pull --cancel {name.repo}"
             )
-        client.delete(target)
+        view = read(client.delete(target))
+        if json:
+            _say_view(view)
         _interrupted(_stopped(name))
 
 
 def _runs(download: dict[str, object]) -> bool:
-    return download["state"] not in ("done", "failed", "cancelled")
+    return download["state"] not in _ENDED
 
 
-def _pull_here(name: "RepoName", include: list[str]) -> None:
+def _pull_here(name: "RepoName", include: list[str], *, json: bool) -> None:
     """No supervisor runs: download by ourselves. Whatever the program brings, the next supervisor finds."""
     import asyncio
 
@@ -121,8 +132,12 @@ def _pull_here(name: "RepoName", include: list[str]) -> None:
 
         downloads, view = runner.run(begin())
         try:
-            _follow(name, view, lambda: runner.run(downloads.watch(name.repo, _LOOK_S)))
+            follow = _tell if json else _follow
+            follow(name, view, lambda: runner.run(downloads.watch(name.repo, _LOOK_S)))
         except KeyboardInterrupt:
+            view = runner.run(downloads.cancel(name.repo))
+            if json:
+                _say_view(view)
             _interrupted(_stopped(name))
         finally:
             runner.run(downloads.close())
@@ -141,16 +156,13 @@ def _follow(name: "RepoName", view: "DownloadView", look: Callable[[], "Download
                 _show("")
                 there = f", {format_size(view.there_bytes)} of it are there" if view.there_bytes else ""
                 say(f"{name.shown}: {view.files} files, {format_size(view.total_bytes)}{there}")
-            if view.state in ("done", "failed", "cancelled"):
+            if view.state in _ENDED:
                 break
             _show(progress_line(view))
             view = look()
     finally:
         _show("")
-    if view.state == "failed":
-        raise RefusedError(view.problem or "the download failed")
-    if view.state == "cancelled":
-        raise RefusedError(f"{name.shown}: the download was cancelled; {_GO_ON}")
+    _check(name, view)
     fetched = view.fetched_bytes or 0
     say(
         f"{view.renamed_to or view.repo} is whole: "
@@ -158,6 +170,33 @@ def _follow(name: "RepoName", view: "DownloadView", look: Callable[[], "Download
     )
     if view.problem:
         say(f"note: it can't be loaded: {view.problem}")
+
+
+def _check(name: "RepoName", view: "DownloadView") -> None:
+    """Raises RefusedError if its end is no success."""
+    if view.state == "failed":
+        raise RefusedError(view.problem or "the download failed")
+    if view.state == "cancelled":
+        raise RefusedError(f"{name.shown}: the download was cancelled; {_GO_ON}")
+
+
+def _tell(name: "RepoName", view: "DownloadView", look: Callable[[], "DownloadView"]) -> None:
+    """The same for a program: a line whenever something has changed."""
+    told: DownloadView | None = None
+    while True:
+        if view != told:
+            _say_view(view)
+            told = view
+        if view.state in _ENDED:
+            break
+        view = look()
+    _check(name, view)
+
+
+def _say_view(view: "DownloadView") -> None:
+    import msgspec
+
+    say_json_line(msgspec.to_builtins(view))
 
 
 def progress_line(view: "DownloadView") -> str:

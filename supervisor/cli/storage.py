@@ -11,6 +11,7 @@ import typer
 
 from shared.sizes import format_duration, format_size
 from supervisor.cli.errors import NotRunningError, RefusedError
+from supervisor.cli.looking import looked_at
 from supervisor.cli.models import ModelArgument
 from supervisor.cli.options import HomeOption, JsonOption, chosen_home, supervisor_of
 from supervisor.cli.terminal import say, say_json, say_table
@@ -22,18 +23,33 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Tell what would b
 
 
 def info(model: ModelArgument, home: HomeOption = None, json: JsonOption = False) -> None:
-    """Show all that is known of one model.
+    """Show all that is known of one model. While no supervisor runs it is looked at by this command itself.
 
     \b
     Example:
       mlx-supervisor info smollm2-135m
     """
-    facts = supervisor_of(home).get(f"/api/models/{quote(model, safe='/')}")
+    try:
+        facts = supervisor_of(home).get(f"/api/models/{quote(model, safe='/')}")
+    except NotRunningError as missing:
+        facts = _info_here(model, home, missing)
     if json:
         say_json(facts)
         return
     for name, value in _facts(facts):
         say(f"{name + ':':<14}{value}")
+
+
+def _info_here(model: str, home: Path | None, missing: NotRunningError) -> Any:
+    import msgspec
+
+    from supervisor.catalog.storage import Storage
+    from supervisor.routes.views import details_of
+
+    with looked_at(home, missing) as here:
+        files = Storage(here.home, here.catalog)
+        entry = files.find(model)
+        return msgspec.to_builtins(details_of(entry, here.settings, files.on_disk(entry), None))
 
 
 def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

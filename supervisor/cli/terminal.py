@@ -41,6 +41,14 @@ def say_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
+def say_json_line(value: object) -> None:
+    """Print `value` as one line, at once, for a program that reads along."""
+    import json
+
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
 def say_table(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],

@@ -12,7 +12,7 @@ from shared import __version__
 from shared.errors import PublicError
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import READ, Json
-from supervisor.routes.views import ModelView, view_of
+from supervisor.routes.views import models_of
 from supervisor.settings.shown import ShownValue, shown_values
 
 
@@ -27,14 +27,6 @@ class Status(msgspec.Struct, frozen=True):
     log: str
     lost_log_lines: int = 0
     """Lines that the logs could not take since the start."""
-
-
-class ModelViews(msgspec.Struct, frozen=True):
-    """`GET /api/models`."""
-
-    models: tuple[ModelView, ...]
-    problems: tuple[str, ...] = ()
-    """What is wrong with the places where models are looked for."""
 
 
 class ConfigView(msgspec.Struct, frozen=True):
@@ -92,11 +84,7 @@ def control(parts: Parts) -> APIRouter:
 
     @router.api_route("/models", methods=READ)
     async def models() -> Json:
-        return Json(
-            ModelViews(
-                tuple(view_of(parts, entry) for entry in parts.catalog.entries()), parts.catalog.problems
-            )
-        )
+        return Json(models_of(parts.catalog, parts.pool))
 
     @router.post("/models/{name:path}/load")
     async def load(request: Request) -> Json:

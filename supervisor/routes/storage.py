@@ -2,28 +2,15 @@
 
 import asyncio
 
-import msgspec
 from fastapi import APIRouter, Request
 
 from shared.errors import invalid
 from supervisor.catalog.removal import Use
-from supervisor.catalog.storage import DiskView, GarbageViews, RemovedView, Storage
+from supervisor.catalog.storage import GarbageViews, RemovedView, Storage
 from supervisor.routes.parts import Parts
 from supervisor.routes.refusals import method_not_allowed
 from supervisor.routes.replies import READ, Json
-from supervisor.routes.views import ModelView, view_of
-from supervisor.workers.view import WorkerView
-
-
-class ModelDetails(ModelView, frozen=True, kw_only=True):
-    """`GET /api/models/{id}`: all that is known of one model."""
-
-    preload: bool
-    adapters: tuple[str, ...]
-    configured: bool
-    """Whether it has a table in config.toml."""
-    disk: DiskView | None
-    worker: WorkerView | None
+from supervisor.routes.views import details_of
 
 
 def storage_now(parts: Parts) -> Storage:
@@ -51,18 +38,8 @@ def storage(parts: Parts) -> APIRouter:
             raise method_not_allowed("POST")
         files = storage_now(parts)
         entry = files.find(name)
-        settings = parts.settings()
         disk = await asyncio.to_thread(files.on_disk, entry)
-        return Json(
-            ModelDetails(
-                **msgspec.structs.asdict(view_of(parts, entry)),
-                preload=entry.settings.preload,
-                adapters=tuple(entry.settings.adapters),
-                configured=entry.id in settings.models,
-                disk=disk,
-                worker=_worker(parts, entry.id),
-            )
-        )
+        return Json(details_of(entry, parts.settings(), disk, parts.pool))
 
     @router.delete("/models/{name:path}")
     async def remove(request: Request) -> Json:
@@ -89,10 +66,6 @@ def storage(parts: Parts) -> APIRouter:
         return Json(done)
 
     return router
-
-
-def _worker(parts: Parts, model_id: str) -> WorkerView | None:
-    return next((worker for worker in parts.pool.engine().workers if worker.id == model_id), None)
 
 
 def _flag(request: Request, name: str) -> bool:

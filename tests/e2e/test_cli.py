@@ -149,7 +149,7 @@ def test_stop_returns_when_it_is_really_gone(own_service: Service) -> None:
     assert own_service.process is not None
     assert own_service.process.wait(10) == 0
     assert not any(worker.is_running() for worker in workers)
-    for verb in ("stop", "status", "ps", "list"):
+    for verb in ("stop", "status", "ps"):
         sentence = refused(own_service.cli(verb))
         assert sentence.endswith(f"start it with: mlx-supervisor start --home {own_service.home}")
     status = own_service.cli("status", "--json")
@@ -330,18 +330,31 @@ def test_fit_asks_the_supervisor_and_needs_none(service: Service, tmp_path: Path
         path.mkdir(exist_ok=True)
         path.chmod(0o700)
     for model in ("tiny", str(folder)):
-        ran = subprocess.run(
-            [*CLI, "fit", model, "--json", "--home", str(elsewhere)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            cwd=ROOT,
-            check=False,
-        )
-        found = json.loads(said(ran))
+        found = json.loads(said(alone(elsewhere, "fit", model, "--json")))
         assert (found["here"]["fits"], found["here"]["largest_context"]) == (True, 2048)
     shutil.rmtree(service.home / "models" / "org")
     service.client.post("/api/catalog/refresh").raise_for_status()
+
+
+def alone(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A verb with a state folder with which no supervisor runs."""
+    command = [*CLI, *words, "--home", str(home)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+
+
+def test_list_and_info_need_no_supervisor_and_say_what_one_would(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert "no supervisor runs with" in refused(alone(home, "info", "tiny"))
+    config = models_config(tiny=write_tiny(tmp_path / "tiny", Tiny(context=2048))) + 'aliases = ["small"]\n'
+    with Service(home, fake=True, config=config, arguments=("--no-spare",)) as service:
+        running = [json.loads(said(service.cli(*words, "--json"))) for words in (["list"], ["info", "small"])]
+    assert running[1]["id"] == "tiny" and running[1]["context"] == 2048
+    now = [json.loads(said(alone(home, *words, "--json"))) for words in (["list"], ["info", "small"])]
+    assert now == running
+    assert "Did you mean small?" in refused(alone(home, "info", "smal"))
+    assert "tiny" in said(alone(home, "list")) and "not loaded" in said(alone(home, "info", "tiny"))
+    (home / "config.toml").write_text("[server]\nprot = 1\n")
+    assert "config.toml:2: server.prot is not a setting" in refused(alone(home, "list"))
 
 
 @pytest.mark.parametrize("verb", ["load", "unload", "fit", "info"])

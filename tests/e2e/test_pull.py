@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.fixtures.harness import CLI, ROOT, Service, wait_until
 from tests.fixtures.hub import GOOD_TOKEN, FakeHub, Gate, Repo, model_files
 from tests.fixtures.models import write_fake_model
 
+Json = dict[str, Any]
 WEIGHTS = "model.safetensors"
 
 
@@ -101,6 +103,10 @@ def test_a_model_is_pulled_and_can_be_asked_for(service: Service, hub: FakeHub, 
     # It is there, so once more is quick and says so.
     code, out, _ = ended(pulling(service.home, hub, tmp_path, "org/model"))
     assert out.splitlines()[-1] == "org/model is whole: nothing was missing"
+    code, out, _ = ended(pulling(service.home, hub, tmp_path, "org/model", "--json"))
+    last = [json.loads(line) for line in out.splitlines()][-1]
+    assert (code, last["state"], last["fetched_bytes"]) == (0, "done", 0)
+    assert last == service.client.get("/api/downloads/org/model").json()
 
 
 def test_a_second_pull_joins_and_leaves_without_ending_it(
@@ -186,11 +192,20 @@ def test_without_a_supervisor(hub: FakeHub, tmp_path: Path) -> None:
     assert "can't be reached" in refused(unreachable)
     assert "start it with" in refused(pulling(home, hub, cache, "--cancel", "org/model"))
     gate = hub.gates[WEIGHTS] = Gate(120_000)
-    process = pulling(home, hub, cache, "org/model")
+    process = pulling(home, hub, cache, "org/model", "--json")
     assert gate.reached.wait(50)
+    assert process.stdout is not None
+    lines: list[Json] = []
+    while not lines or not lines[-1]["total_bytes"]:
+        lines.append(json.loads(process.stdout.readline()))
     os.killpg(process.pid, signal.SIGINT)
-    code, _, err = ended(process)
+    code, out, err = ended(process)
+    lines += map(json.loads, out.splitlines())
     assert (code, err.count("stopped; what it brought is kept")) == (130, 1)
+    assert lines[-1]["state"] == "cancelled" and len({line["total_bytes"] for line in lines}) == 2
+    code, out, err = ended(pulling(home, hub, cache, "org/none", "--json"))
+    last = json.loads(out.splitlines()[-1])
+    assert (code, last["state"], last["code"]) == (1, "failed", "not_found") and last["problem"] in err
     hub.gates.clear()
     code, out, err = ended(pulling(home, hub, cache, "org/model"))
     assert (code, err) == (0, "")
