@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from shared import __version__
+from shared.names import Names
 
 RECORD_FD_ARGUMENT: Final = "--record-fd"
 """The only argument of a worker that serves in public: the descriptor of a file with its launch record."""
@@ -233,10 +234,8 @@ class Public(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     max_body_bytes: int = 64 * 2**20
     drain_s: float = 10.0
     """What answers under way get at the stop."""
-    names: tuple[str, ...] = ()
-    """Other names of the model; a `*` at the end stands for whatever follows."""
-    fallback: bool = False
-    """Whether it answers to every name."""
+    names: Names = Names()
+    """Those of all models: another one's are not answered to."""
     set: dict[str, object] = {}
     """Fields that every request gets."""
     strip: tuple[str, ...] = ()

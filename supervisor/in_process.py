@@ -9,7 +9,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import msgspec
 
@@ -27,8 +27,6 @@ from supervisor.workers.environment import worker_environment
 from supervisor.workers.options import options_of
 from supervisor.workers.pool import WORKER_COMMAND
 
-_ANY: Final = "*"
-
 
 def become_worker(options: StartOptions, *, command: Sequence[str] = WORKER_COMMAND) -> NoReturn:
     """Serve the one model that `options` names, in this very process. Raises Refused."""
@@ -42,7 +40,6 @@ def become_worker(options: StartOptions, *, command: Sequence[str] = WORKER_COMM
             required=options.config is not None,
         )
         lock = home.lock()
-        catalog = Catalog(home, settings)
         entry = _chosen(name, home, settings)
         listener = bind_public(settings.server.host, settings.server.port)
     except (HomeError, SettingsError, PortError) as error:
@@ -72,8 +69,7 @@ def become_worker(options: StartOptions, *, command: Sequence[str] = WORKER_COMM
             cors_origins=server.cors_origins,
             max_body_bytes=server.max_body_bytes,
             drain_s=settings.watch.drain_s,
-            names=_names(entry, catalog),
-            fallback=_is_fallback(entry, catalog, server.fallback_model),
+            names=Catalog(home, settings).names,
             set=dict(entry.settings.set),
             strip=entry.settings.strip,
         ),
@@ -103,16 +99,3 @@ def _chosen(name: str, home: Home, settings: Settings) -> ModelEntry:
     if entry.problem is not None:
         raise Refused(f"--model {name}: {entry.problem}")
     return entry
-
-
-def _names(entry: ModelEntry, catalog: Catalog) -> tuple[str, ...]:
-    """What else it answers to; an alias that is another model's id is that model's."""
-    names = (*entry.settings.aliases, *entry.also)
-    return tuple(name for name in names if name.endswith(_ANY) or catalog.resolve(name).id == entry.id)
-
-
-def _is_fallback(entry: ModelEntry, catalog: Catalog, name: str) -> bool:
-    try:
-        return bool(name) and catalog.resolve(name).id == entry.id
-    except PublicError:
-        return False

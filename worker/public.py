@@ -25,7 +25,6 @@ _HEALTHY: Final = b'{"status":"ok","reasons":[]}'
 _MODELS: Final = b"/v1/models"
 _RESPONSES: Final = b"/v1/responses"
 _NEED_HISTORY: Final = ("previous_response_id", "conversation", "background")
-_ANY: Final = "*"
 
 
 class PublicPort:
@@ -49,8 +48,6 @@ class PublicPort:
         self._public = public
         self._access = Access(public)
         self._model = model
-        self._names = frozenset({model, *(name for name in public.names if not name.endswith(_ANY))})
-        self._beginnings = tuple(name.removesuffix(_ANY) for name in public.names if name.endswith(_ANY))
         self._paths = paths
         self._models = models
         self._is_stopping = is_stopping
@@ -118,7 +115,7 @@ class PublicPort:
         return with_fields(body, forced, dropped) if forced or dropped else body
 
     def _check_name(self, name: str) -> None:
-        if self._public.fallback or name in self._names or name.startswith(self._beginnings):
+        if self._public.names.find(name) == self._model:
             return
         raise PublicError(
             404,

@@ -10,6 +10,7 @@ import msgspec
 
 from shared.errors import PublicError
 from shared.launch import Sampling, Shards
+from shared.names import Names
 from supervisor.catalog.hosts import HostsError, read_hosts
 from supervisor.catalog.places import (
     Finder,
@@ -79,9 +80,7 @@ class Catalog:
         self._scanner = Scanner()
         self._entries: dict[str, ModelEntry] = {}
         self._made: dict[str, tuple[Found, ModelSettings, ModelFolder, ModelEntry]] = {}
-        self._names: dict[str, ModelEntry] = {}
-        self._beginnings: list[tuple[str, ModelEntry]] = []
-        self._fallback: ModelEntry | None = None
+        self.names = Names()
         self.problems: tuple[str, ...] = ()
         """What is wrong with the places themselves, in sentences."""
         self.refresh()
@@ -132,9 +131,10 @@ class Catalog:
             )
             self._made = {model_id: made for model_id, made in self._made.items() if model_id in entries}
             self._entries = dict(sorted(entries.items()))
-            self._names = _names(self._entries)
-            self._beginnings = _beginnings(self._entries)
-        self._fallback = self._names.get(settings.server.fallback_model)
+            self.names = Names(_exact(self._entries), _beginnings(self._entries))
+        fallback = self.names.exact.get(settings.server.fallback_model)
+        if fallback != self.names.fallback:
+            self.names = msgspec.structs.replace(self.names, fallback=fallback)
         self.problems = tuple(problems)
 
     def _found(self, settings: Settings, problems: list[str]) -> Iterator[Found]:
@@ -262,22 +262,20 @@ class Catalog:
 
         Raises PublicError, 404 `model_not_found`, with the names that are most like it.
         """
-        entry = self._names.get(name) or self._by_beginning(name) or self._fallback
-        if entry is None:
+        model_id = self.names.find(name)
+        if model_id is None:
             raise PublicError(404, "model_not_found", self._unknown(name), param="model")
-        return entry
-
-    def _by_beginning(self, name: str) -> ModelEntry | None:
-        return next((entry for start, entry in self._beginnings if name.startswith(start)), None)
+        return self._entries[model_id]
 
     def _unknown(self, name: str) -> str:
         shown = "".join(letter if letter.isprintable() else "�" for letter in name[:_SHOWN_CHARACTERS])
         if len(name) > _SHOWN_CHARACTERS:
             shown += "…"
         said = f"The model '{shown}' does not exist here."
-        if not self._names:
+        known = list(self.names.exact)
+        if not known:
             return f"{said} There are no models yet; get one with: mlx-supervisor pull ORG/NAME"
-        near = _near(name, list(self._names)) if len(name) <= _SHOWN_CHARACTERS else []
+        near = _near(name, known) if len(name) <= _SHOWN_CHARACTERS else []
         if near:
             return f"{said} Did you mean {' or '.join(near)}? GET /v1/models lists all."
         listed = ", ".join(list(self._entries)[:_LISTED])
@@ -298,24 +296,24 @@ def _with_hosts(entry: ModelEntry, hosts: tuple[str, ...]) -> ModelEntry:
         return msgspec.structs.replace(entry, problem=entry.problem or str(error))
 
 
-def _names(entries: dict[str, ModelEntry]) -> dict[str, ModelEntry]:
-    """Every name that is answered for. An id beats an alias; of two equal aliases the first stands."""
-    aliases: dict[str, ModelEntry] = {}
+def _exact(entries: dict[str, ModelEntry]) -> dict[str, str]:
+    """Every name that means just one model. An id beats an alias; of two equal aliases the first stands."""
+    aliases: dict[str, str] = {}
     for entry in entries.values():
         for alias in (*entry.also, *entry.settings.aliases):
             if not alias.endswith(_ANY):
-                aliases.setdefault(alias, entry)
-    return aliases | entries
+                aliases.setdefault(alias, entry.id)
+    return aliases | {model_id: model_id for model_id in entries}
 
 
-def _beginnings(entries: dict[str, ModelEntry]) -> list[tuple[str, ModelEntry]]:
+def _beginnings(entries: dict[str, ModelEntry]) -> tuple[tuple[str, str], ...]:
     """Aliases that stand for every name which begins like them, the longest first."""
-    found: dict[str, ModelEntry] = {}
+    found: dict[str, str] = {}
     for entry in entries.values():
         for alias in entry.settings.aliases:
             if alias.endswith(_ANY):
-                found.setdefault(alias.removesuffix(_ANY), entry)
-    return sorted(found.items(), key=lambda item: len(item[0]), reverse=True)
+                found.setdefault(alias.removesuffix(_ANY), entry.id)
+    return tuple(sorted(found.items(), key=lambda item: len(item[0]), reverse=True))
 
 
 def _near(name: str, known: list[str]) -> list[str]:

@@ -86,7 +86,9 @@ def refused(*arguments: str, code: int = 1) -> str:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
     base = tmp_path_factory.mktemp("alone")
-    alone = Alone(base, '[server]\nmax_body = "64 KiB"\ncors_origins = ["https://chat.example"]\n')
+    server = '[server]\nmax_body = "64 KiB"\ncors_origins = ["https://chat.example"]\n'
+    another = '[models.big]\nsource = "nowhere"\naliases = ["claude-opus-*", "claude-big"]\n'
+    alone = Alone(base, server + another)
     try:
         yield alone
     finally:
@@ -103,8 +105,11 @@ def test_it_answers_by_its_aliases_and_tells_its_name(alone: Alone) -> None:
         assert (answer.model, answer.choices[0].message.content) == ("tiny", said), "the seed is set"
         assert [model.id for model in client.models.list()] == ["tiny"]
         assert client.models.retrieve("gpt-4o-mini").id == "tiny"
-        with pytest.raises(openai.NotFoundError, match="There is tiny alone"):
-            client.models.retrieve("other")
+        # Names that mean another model don't mean this one because that is not served.
+        for other in ("other", "big", "claude-big", "claude-opus-4"):
+            with pytest.raises(openai.NotFoundError, match="There is tiny alone"):
+                client.models.retrieve(other)
+        assert client.models.retrieve("claude-haiku").id == "tiny"
 
 
 def test_health_and_what_names_a_request(alone: Alone) -> None:

@@ -193,6 +193,10 @@ def test_the_fallback_takes_unknown_names(home: Home) -> None:
     by_alias = settings(fallback="usual", a=ModelSettings(aliases=("usual",)))
     assert Catalog(home, by_alias).resolve("gpt-5").id == "a"
     assert Catalog(home, settings(fallback="a")).resolve("x" * 1_000_000).id == "a"
+    # What a worker that serves by itself goes by.
+    write_fake_model(home.models / "b")
+    names = Catalog(home, settings(fallback="a", b=ModelSettings(aliases=("claude-*",)))).names
+    assert [names.find(name) for name in ("a", "b", "claude-x", "gpt-5")] == ["a", "b", "b", "a"]
     # A fallback that does not exist is no fallback.
     refusal(Catalog(home, settings(fallback="gone")), "gpt-5")
 
