@@ -28,7 +28,7 @@ def measure(*, quick: bool) -> list[Row]:
     typer: list[float] = []
     with tempfile.TemporaryDirectory() as base:
         config = models_config(a=write_fake_model(Path(base) / "model")) + "[memory]\nspare = false\n"
-        with Service(Path(base) / "home", fake=True, config=config) as service:
+        with Service(Path(base) / "home", fake=True, fresh=True, config=config) as service:
             home = str(service.home)
             assert service.chat("a").status_code == 200
             verbs = {

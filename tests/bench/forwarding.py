@@ -15,7 +15,6 @@ import shutil
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -28,7 +27,7 @@ import psutil
 
 from tests.bench.fake_engine import CHUNK_BYTES
 from tests.bench.report import Row, print_part, row
-from tests.fixtures.harness import CLI, Service
+from tests.fixtures.harness import Service
 from tests.fixtures.models import models_config, write_fake_model
 
 _STAMP: Final = re.compile(rb"data: (\d+)\.")
@@ -137,7 +136,7 @@ def _ways() -> Iterator[list[Way]]:
 class _Supervisor(Service):
     def __init__(self, home: Path, *, config: str) -> None:
         super().__init__(home, config=config, arguments=("--no-spare",))
-        self._command = [sys.executable, "-m", "tests.bench.bench_supervisor", *self._command[len(CLI) :]]
+        self._module = "tests.bench.bench_supervisor"
 
 
 _NGINX: Final = """

@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 
 from tests.bench.report import Row, row
-from tests.fixtures.harness import ROOT, Service
+from tests.fixtures.harness import Service
 from tests.fixtures.models import models_config
+from tests.fixtures.nursery import ROOT
 from tests.fixtures.starter import starter_model
 from tests.fixtures.tiny import tiny_model
 

@@ -22,7 +22,7 @@ def measure(*, quick: bool) -> list[Row]:
         folder = write_fake_model(Path(base) / "model")
         names = [f"m{number}" for number in range(_MODELS)]
         config = models_config(**dict.fromkeys(names, folder)) + "[memory]\nspare = false\n"
-        with Service(Path(base) / "home", fake=True, config=config) as service:
+        with Service(Path(base) / "home", fake=True, fresh=True, config=config) as service:
             for name in names:
                 service.chat(name).raise_for_status()
             _scrape(service)  # the first one imports

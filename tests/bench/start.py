@@ -13,8 +13,9 @@ import msgspec
 import psutil
 
 from tests.bench.report import Row, row
-from tests.fixtures.harness import CLI, ROOT
+from tests.fixtures.harness import CLI
 from tests.fixtures.models import models_config
+from tests.fixtures.nursery import ROOT
 from tests.fixtures.tiny import tiny_model
 
 _REQUEST = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"

@@ -11,8 +11,9 @@ from supervisor.workers.actions import Action, Admit, Refuse, Spawn, Stop, Trait
 from supervisor.workers.residency import Residency
 from tests.bench.load import wait_for_quiet
 from tests.bench.report import Row, row
-from tests.fixtures.harness import ROOT, Service
+from tests.fixtures.harness import Service
 from tests.fixtures.models import models_config
+from tests.fixtures.nursery import ROOT
 from tests.fixtures.starter import starter_model
 from tests.fixtures.tiny import Tiny, tiny_model
 

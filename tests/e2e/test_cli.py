@@ -14,9 +14,11 @@ import pytest
 
 from shared import __version__
 from shared.status import FailureKind
+from tests.fixtures import nursery
 from tests.fixtures.fake_shapes import Load
-from tests.fixtures.harness import CLI, CLI_WITH_FAKE_WORKERS, ROOT, Service, wait_until
+from tests.fixtures.harness import CLI, FAKE_SUPERVISOR, Service, wait_until
 from tests.fixtures.models import models_config, write_fake_model
+from tests.fixtures.nursery import ROOT
 from tests.fixtures.tiny import Tiny, write_tiny
 
 
@@ -168,15 +170,7 @@ def test_stop_of_a_supervisor_that_does_not_listen(own_service: Service) -> None
 
 
 def start(home: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*CLI_WITH_FAKE_WORKERS, "start", "--home", str(home), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
-        check=False,
-    )
+    return nursery.run(FAKE_SUPERVISOR, "start", "--home", str(home), *arguments, env=os.environ | environ)
 
 
 def test_a_second_start_names_the_first(service: Service) -> None:
@@ -222,20 +216,24 @@ def test_models_named_at_the_start_are_loaded_at_once(tmp_path: Path) -> None:
         wait_until(lambda: (service.worker("a") or {}).get("state") == "ready", "the model is not loaded")
 
 
-def test_python_m_is_the_console_script() -> None:
-    shown = [
-        subprocess.run([*program, "--version"], capture_output=True, text=True, check=True).stdout
-        for program in (CLI, [str(Path(sys.executable).with_name("mlx-supervisor"))])
-    ]
-    assert shown == [f"mlx-supervisor {__version__}\n"] * 2
+def test_python_m_is_the_console_script(service: Service) -> None:
+    """As it is typed, with imports of its own."""
+    for program in (CLI, [str(Path(sys.executable).with_name("mlx-supervisor"))]):
+        for words, told in (
+            (["--version"], f"mlx-supervisor {__version__}"),
+            (["status", "--home", str(service.home)], f"pid {service.pid}, version {__version__}"),
+        ):
+            ran = subprocess.run(
+                [*program, *words], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+            )
+            assert told in said(ran)
 
 
 def test_the_settings_are_written_checked_and_shown(tmp_path: Path) -> None:
     home = tmp_path / "home"
 
     def config(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [*CLI, "config", *words, "--home", str(home)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+        return nursery.run("supervisor", "config", *words, "--home", str(home))
 
     path = Path(config("path").stdout.strip())
     assert path == home / "config.toml" and not path.exists()
@@ -259,8 +257,7 @@ def test_the_settings_are_written_checked_and_shown(tmp_path: Path) -> None:
 
 
 def test_the_settings_of_a_running_supervisor_tell_its_flags(shared_service: Service) -> None:
-    command = [*CLI, "config", "show", "--origin", "--home", str(shared_service.home)]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT).stdout
+    shown = said(shared_service.cli("config", "show", "--origin"))
     assert re.search(r"^port = 0 +# command line$", shown, re.MULTILINE)
 
 
@@ -268,8 +265,7 @@ def test_logs_show_what_happened_and_what_a_worker_said(service: Service) -> Non
     service.cli("load", "llama")
 
     def logs(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [*CLI, "logs", *words, "--home", str(service.home)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+        return service.cli("logs", *words)
 
     assert "worker.ready" in logs("-n", "5").stdout
     assert "supervisor.starting" in logs("--since", "1h").stdout
@@ -304,10 +300,7 @@ def test_the_shell_completes_verbs_and_models(service: Service) -> None:
             "COMP_CWORD": str(len(words.split(" ")) - 1),
             "MLX_SUPERVISOR_HOME": str(service.home),
         }
-        ran = subprocess.run(
-            CLI, capture_output=True, text=True, env=environ, timeout=60, check=False, cwd=ROOT
-        )
-        return ran.stdout.split()
+        return nursery.run("supervisor", env=environ).stdout.split()
 
     assert "unload" in complete("mlx-supervisor un")
     assert complete("mlx-supervisor load q") == ["qwen-small"]
@@ -338,8 +331,7 @@ def test_fit_asks_the_supervisor_and_needs_none(service: Service, tmp_path: Path
 
 def alone(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A verb with a state folder with which no supervisor runs."""
-    command = [*CLI, *words, "--home", str(home)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    return nursery.run("supervisor", *words, "--home", str(home))
 
 
 def test_list_and_info_need_no_supervisor_and_say_what_one_would(tmp_path: Path) -> None:

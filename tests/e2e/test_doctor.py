@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.home import Home
-from tests.fixtures.harness import CLI, ROOT, Service
+from tests.fixtures import nursery
+from tests.fixtures.harness import Service
 from tests.fixtures.models import write_fake_model
 from tests.fixtures.tiny import tiny_model
 
@@ -26,15 +27,8 @@ CHECKS = {
 
 
 def doctor(home: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*CLI, "doctor", "--home", str(home), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_CACHE": f"{home}-cache", **environ},
-        check=False,
-    )
+    environ = os.environ | {"HF_HUB_CACHE": f"{home}-cache"} | environ
+    return nursery.run("supervisor", "doctor", "--home", str(home), *arguments, env=environ)
 
 
 def test_beside_a_running_supervisor_and_after_it(tmp_path: Path) -> None:

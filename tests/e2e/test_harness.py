@@ -6,17 +6,42 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
-from tests.fixtures.harness import ROOT, wait_until
+from supervisor.home import Home
+from tests.fixtures import nursery
+from tests.fixtures.harness import CLI, wait_until
+from tests.fixtures.nursery import ROOT
 
 _HOLDER = """
 import signal, sys
 from pathlib import Path
 from tests.fixtures.harness import Service
-with Service(Path(sys.argv[1]), fake=True, arguments=("--no-spare",)) as service:
+with Service(Path(sys.argv[1]), fake=True, fresh=True, arguments=("--no-spare",)) as service:
     print(service.pid, flush=True)
     signal.pause()
 """
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--version"], 0), (["ps", "--home", "/nowhere"], 1), (["nonsense"], 2)]
+)
+def test_what_comes_with_its_imports_done_does_what_is_started_as_usual(words: list[str], code: int) -> None:
+    started = subprocess.run([*CLI, *words], capture_output=True, text=True, cwd=ROOT)
+    forked = nursery.run("supervisor", *words)
+    assert started.returncode == code
+    assert (forked.returncode, forked.stdout, forked.stderr) == (code, started.stdout, started.stderr)
+
+
+def test_the_end_of_a_program_by_a_signal_is_told(tmp_path: Path) -> None:
+    arguments = ["logs", "--follow", "--home", str(Home.open(tmp_path / "home").path)]
+    program = nursery.launch("supervisor", arguments)
+    with pytest.raises(subprocess.TimeoutExpired):
+        program.wait(0.01)
+    assert program.poll() is None
+    program.kill()
+    assert program.communicate(10)[0] == program.wait() == program.poll() == -signal.SIGKILL
+    assert not psutil.pid_exists(program.pid)
 
 
 def test_a_killed_run_takes_its_supervisor_along(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ import pytest
 
 from shared.responses.answer import CONTEXT_HEADER
 from supervisor.home import Home
-from tests.fixtures.harness import CLI, ROOT, chat_body
+from tests.fixtures import nursery
+from tests.fixtures.harness import CLI, chat_body
 from tests.fixtures.models import write_fake_model
+from tests.fixtures.nursery import ROOT
 from tests.fixtures.tiny import tiny_model
 
 SAYING: Any = [{"role": "user", "content": "Hello"}]
@@ -75,9 +77,7 @@ def start_of(home: Path) -> tuple[str, ...]:
 
 def refused(*arguments: str, code: int = 1) -> str:
     """The one sentence of a start that was refused."""
-    ran = subprocess.run(
-        [*CLI, *arguments], capture_output=True, text=True, cwd=ROOT, check=False, timeout=240
-    )
+    ran = nursery.run("supervisor", *arguments, timeout=240)
     assert ran.returncode == code, ran.stderr
     assert code == 2 or ran.stderr.count("\n") == 1, ran.stderr
     return ran.stderr

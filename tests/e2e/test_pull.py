@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import pytest
 from supervisor.catalog.catalog import Catalog
 from supervisor.home import Home
 from supervisor.settings import Settings
-from tests.fixtures.harness import CLI, ROOT, Service, wait_until
+from tests.fixtures import nursery
+from tests.fixtures.harness import Service, wait_until
 from tests.fixtures.hub import GOOD_TOKEN, FakeHub, Gate, Repo, model_files
 from tests.fixtures.models import write_fake_model
 
@@ -50,7 +50,7 @@ def hub(shared_hub: FakeHub) -> FakeHub:
     return shared_hub
 
 
-_STARTED: list[subprocess.Popen[str]] = []
+_STARTED: list[nursery.Program] = []
 
 
 @pytest.fixture(autouse=True)
@@ -62,27 +62,24 @@ def _nothing_left() -> Iterator[None]:
     _STARTED.clear()
 
 
-def pulling(home: Path, hub: FakeHub, cache: Path, *arguments: str, **environ: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [*CLI, "pull", *arguments, "--home", str(home)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **hub.environ(str(cache)), **environ},
-        start_new_session=True,
+def pulling(home: Path, hub: FakeHub, cache: Path, *arguments: str, **environ: str) -> nursery.Program:
+    process = nursery.launch(
+        "supervisor",
+        ["pull", *arguments, "--home", str(home)],
+        env=os.environ | hub.environ(str(cache)) | environ,
+        new_session=True,
     )
     _STARTED.append(process)
     return process
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=50)
+def ended(process: nursery.Program) -> tuple[int, str, str]:
+    code, out, err = process.communicate(timeout=50)
     assert "Traceback" not in err, err
-    return process.returncode, out, err
+    return code, out, err
 
 
-def refused(process: subprocess.Popen[str]) -> str:
+def refused(process: nursery.Program) -> str:
     code, out, err = ended(process)
     assert (code, out) == (1, ""), (out, err)
     assert err.startswith("mlx-supervisor: ") and err.count("\n") == 1

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.harness import ROOT, Service
+from tests.fixtures.harness import Service
 from tests.fixtures.models import models_config
+from tests.fixtures.nursery import ROOT
 from tests.fixtures.starter import starter_model
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.harness import CLI, ROOT, Service
+from tests.fixtures import nursery
+from tests.fixtures.harness import Service
 from tests.fixtures.models import write_fake_model
 
 
@@ -109,15 +110,8 @@ def test_without_a_supervisor(tmp_path: Path) -> None:
     (home / "models" / ".importing-x-999999999").mkdir()
 
     def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*CLI, *arguments, "--home", str(home)],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_CACHE": str(tmp_path / "cache")},
-            timeout=30,
-            check=False,
-        )
+        environ = os.environ | {"HF_HUB_CACHE": str(tmp_path / "cache")}
+        return nursery.run("supervisor", *arguments, "--home", str(home), env=environ)
 
     assert "did you mean one" in refused(cli("rm", "on")).lower()
     assert json.loads(said(cli("rm", "one", "--dry-run", "--json")))["dry_run"] is True

@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from supervisor.settings import ModelSettings
+from tests.fixtures import nursery
 from tests.fixtures.fake_shapes import Behaviour, Load
-from tests.fixtures.harness import CLI, ROOT, Service, chat_body, wait_until
+from tests.fixtures.harness import Service, chat_body, wait_until
 from tests.fixtures.models import models_config, write_fake_model
 from tests.fixtures.pools import running
 
@@ -117,15 +118,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
-def run(service: Service, *arguments: str, start_new_session: bool = False) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [*CLI, "run", "--home", str(service.home), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=start_new_session,
+def run(
+    service: Service, *arguments: str, stdin: int = subprocess.DEVNULL, new_session: bool = False
+) -> nursery.Program:
+    return nursery.launch(
+        "supervisor",
+        ["run", "--home", str(service.home), *arguments],
+        stdin=stdin,
+        new_session=new_session,
     )
 
 
@@ -138,13 +138,7 @@ SAYS_AND_WAITS = "import sys; print('begun', flush=True); sys.stdin.readline(); 
 
 
 def test_a_command_runs_alone_and_its_exit_code_is_ours(service: Service) -> None:
-    process = subprocess.Popen(
-        [*CLI, "run", "--home", str(service.home), "--", sys.executable, "-c", SAYS_AND_WAITS],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
+    process = run(service, "--", sys.executable, "-c", SAYS_AND_WAITS, stdin=subprocess.PIPE)
     assert process.stdout is not None and process.stdin is not None
     assert process.stdout.readline() == "begun\n"
     (lease,) = leases(service)
@@ -161,13 +155,13 @@ def test_a_command_runs_alone_and_its_exit_code_is_ours(service: Service) -> Non
         process.stdin.close()
         assert process.wait(10) == 3
         assert waiting.result().status_code == 200
-    process.stdout.close()
+    process.communicate()
     assert not leases(service)
 
 
 def test_the_death_of_the_holder_gives_the_machine_back(service: Service) -> None:
     """kill -9 of all of it leaves nobody to say goodbye; the connection ends, and that is enough."""
-    process = run(service, "--unload", "--", "sleep", "60", start_new_session=True)
+    process = run(service, "--unload", "--", "sleep", "60", new_session=True)
     command_of(service, process)
     assert service.worker("a") is None
     os.killpg(process.pid, signal.SIGKILL)
@@ -196,8 +190,7 @@ def test_what_a_command_leaves_behind_keeps_nothing(service: Service, tmp_path: 
     """A daemon that it started inherits its descriptors; the lease ends with the command all the same."""
     left = tmp_path / "left"
     process = run(service, "--", "sh", "-c", f"sleep 60 >/dev/null 2>&1 & echo $! > {left}")
-    process.communicate(timeout=20)
-    assert process.returncode == 0
+    assert process.communicate(timeout=20)[0] == 0
     daemon = psutil.Process(int(left.read_text()))
     try:
         wait_until(lambda: not leases(service), "still leased")
@@ -206,7 +199,7 @@ def test_what_a_command_leaves_behind_keeps_nothing(service: Service, tmp_path: 
         daemon.kill()
 
 
-def command_of(service: Service, process: "subprocess.Popen[str]") -> int:
+def command_of(service: Service, process: nursery.Program) -> int:
     """The pid of what runs under it, once the machine is leased for that."""
     wait_until(lambda: bool(leases(service)) and bool(leases(service)[0]["granted"]), "no lease")
     wait_until(lambda: bool(_children(process.pid)), "no command")
@@ -224,14 +217,14 @@ def test_a_signal_reaches_the_command(service: Service) -> None:
     process = run(service, "--", "sleep", "60")
     command_of(service, process)
     process.terminate()
-    process.communicate(timeout=10)
-    assert process.returncode == 128 + signal.SIGTERM
+    code, _, _ = process.communicate(timeout=10)
+    assert code == 128 + signal.SIGTERM
 
 
 def test_a_command_that_is_not_there_is_told_before_anybody_waits(service: Service) -> None:
     process = run(service, "--", "no-such-command-at-all")
-    _, told = process.communicate(timeout=20)
-    assert process.returncode == 127
+    code, _, told = process.communicate(timeout=20)
+    assert code == 127
     assert told == "mlx-supervisor: no-such-command-at-all: no such command\n"
     assert not leases(service)
 
@@ -242,8 +235,8 @@ def test_a_machine_that_is_not_free_in_time_is_refused(service: Service) -> None
         lines = response.iter_lines()
         next(lines)
         process = run(service, "--timeout", "0.3", "--", "true")
-        _, told = process.communicate(timeout=20)
-    assert process.returncode == 1
+        code, _, told = process.communicate(timeout=20)
+    assert code == 1
     assert "the machine could not be leased: it was not free within 0.3 s: 1 request running" in told
     assert not leases(service)
 

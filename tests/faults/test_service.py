@@ -246,7 +246,7 @@ def test_a_taken_port_is_refused_before_anything_is_loaded(start: Start, tmp_pat
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         service = start(wait=False)
-        service._command += ["--port", str(port)]
+        service.arguments += ["--port", str(port)]
         with pytest.raises(AssertionError, match=rf"exited 1: .*port {port} .*pid {os.getpid()}"):
             service.start()
         assert not service.workers()

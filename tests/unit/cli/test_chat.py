@@ -18,6 +18,7 @@ import pytest
 
 from shared.sockets import bind_private
 from supervisor.home import Home
+from tests.fixtures import nursery
 from tests.unit.cli.test_client import Peer, http
 
 ROOT = Path(__file__).parents[3]
@@ -114,9 +115,7 @@ def command(home: Path, *arguments: str) -> list[str]:
 
 
 def chat(home: Path, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(home, *arguments), input=text or "", capture_output=True, text=True, cwd=ROOT, timeout=30
-    )
+    return nursery.run("supervisor", "chat", "--home", str(home), *arguments, text=text or "", timeout=30)
 
 
 def test_one_question(home: Path, public: Public) -> None:
