@@ -21,6 +21,7 @@ from tests.bench import (
     cli,
     crowd,
     engine,
+    faults,
     forwarding,
     load,
     mixed,
@@ -46,6 +47,7 @@ PARTS: dict[str, tuple[str, Callable[..., list[Row]]]] = {
     "warm": ("the next turn of a conversation against the prefill of its new tokens", warm.measure),
     "cancel": ("a client leaves", cancel.measure),
     "crowd": ("fifty at once", crowd.measure),
+    "faults": ("what breaks, and how soon that is over", faults.measure),
 }
 
 
