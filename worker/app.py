@@ -377,7 +377,7 @@ class App:
             options,
             weights_bytes=model.weights_bytes + (0 if model.draft is None else model.draft.weights_bytes),
             working_set_bytes=self._working_set_bytes,
-            resizes=model.writes and self._ranks is None,
+            keeps_prompts=model.writes,
         )
         prompt_bytes = share.room.prompt_bytes if model.writes else 0
         cache = PromptCache(prompt_bytes) if self._ranks is None else self._ranks.cache(prompt_bytes)

@@ -116,11 +116,11 @@ class PromptState:
         if self.cache.nbytes > left:
             self._engine.call(lambda: self.cache.shrink(left))
 
-    def resize(self, room_bytes: int, prompt_bytes: int | None) -> None:
+    def resize(self, room_bytes: int, prompt_bytes: int) -> None:
         """From now on there are so many bytes for rows and what is kept, and `prompt_bytes` of them at most
-        for what is kept; None leaves that as it is."""
+        for what is kept."""
         self._room_bytes = room_bytes
-        if prompt_bytes is not None and prompt_bytes != self.cache.limit_bytes:
+        if prompt_bytes != self.cache.limit_bytes:
             self._engine.call(lambda: self.cache.resize(prompt_bytes))
 
     async def save(self, timeout_s: float) -> bool:

@@ -5,6 +5,7 @@ Everything here runs on the engine's thread. State is taken out of the batch as 
 changing its own arrays in place.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -146,16 +147,26 @@ class Reuse:
         """Whether there is something to settle."""
         return bool(self._taken)
 
-    def settle(self) -> None:
-        """Compute what was taken and put it into the cache. Call it before the next step."""
+    def sizes(self) -> list[int]:
+        """What there is to settle, in bytes each."""
+        return [sum(int(layer.nbytes) for layer in item.state) for item in self._taken]
+
+    def settle(self, sizes: Sequence[int] | None = None) -> None:
+        """Compute what was taken and put it into the cache. Call it before the next step.
+
+        With `sizes` each counts for so much, whatever it takes here.
+        """
+        sizes = self.sizes() if sizes is None else sizes
         taken, self._taken = self._taken, []
-        for item in taken:
-            row, nbytes = item.row, sum(int(layer.nbytes) for layer in item.state)
+        for item, nbytes in zip(taken, sizes, strict=True):
+            row = item.row
             if self.cache.wants(item.tokens, nbytes, adapter=row.adapter, session=row.session):
                 for layer in item.state:
                     _detach(layer)
                 mx.eval([layer.state for layer in item.state])
-                self.cache.put(Entry(item.tokens, item.state, row.adapter, row.session))
+                entry = Entry(item.tokens, item.state, row.adapter, row.session)
+                entry.nbytes = nbytes
+                self.cache.put(entry)
 
     def reset(self) -> None:
         """The generator's state is unknown: nothing of it may be kept."""

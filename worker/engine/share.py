@@ -17,15 +17,15 @@ class Share:
         *,
         weights_bytes: int,
         working_set_bytes: int,
-        resizes: bool,
+        keeps_prompts: bool,
     ) -> None:
-        """`weights_bytes` are the draft's too. Without what it `resizes` the prompt cache stays as it is."""
+        """`weights_bytes` are the draft's too; `keeps_prompts` tells whether there is a prompt cache."""
         self._admission = admission
         self._needs = needs
         self._options = options
         self._weights_bytes = weights_bytes
         self._working_set_bytes = working_set_bytes
-        self._resizes = resizes
+        self._keeps_prompts = keeps_prompts
         self.state: PromptState | None = None
         self.room = self.limit(options.memory_bytes)
 
@@ -35,7 +35,7 @@ class Share:
         budget_bytes = self._options.budget_bytes
         most = left if budget_bytes is None else self._left(max(budget_bytes, cap_bytes or 0))
         if self.state is not None:
-            self.state.resize(left.kv_bytes, left.prompt_bytes if self._resizes else None)
+            self.state.resize(left.kv_bytes, left.prompt_bytes if self._keeps_prompts else 0)
         self._admission.limit(self._needs, left.kv_bytes, most_bytes=most.kv_bytes)
         self.room = left
         return left

@@ -27,6 +27,7 @@ from worker.shard.orders import (
     Order,
     RankRecord,
     Remove,
+    Resize,
     Settle,
     Shrink,
     Step,
@@ -148,9 +149,11 @@ def obey(order: Order, batch: "FollowingBatch", cache: object, clock: "Clock") -
             batch.step()
             batch.cached()
         case Settle():
-            batch.settle()
+            batch.settle_as(order.sizes)
         case Shrink():
             cache.shrink(order.bytes)
+        case Resize():
+            cache.resize(order.bytes)
 
 
 def main() -> NoReturn:

@@ -4,7 +4,7 @@ Rank 0 alone chooses tokens, with whatever its rows ask for. It then gives them 
 which these add nothing, so that no rounding and no seed can make two ranks go on with different tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ from worker.engine.constraint_batch import ConstrainedRows
 from worker.engine.generator import Prompts, RowGenerator
 from worker.engine.prompt_cache import PromptCache
 from worker.engine.rows import Output, Row
-from worker.shard.orders import Forget, Insert, Order, Remove, Settle, Shrink, Step
+from worker.shard.orders import Forget, Insert, Order, Remove, Resize, Settle, Shrink, Step
 
 
 class LeadingRows(ConstrainedRows):
@@ -102,7 +102,7 @@ class LeadingBatch(Batch):
 
     def settle(self) -> None:
         if self._reuse.pending:
-            self._tell_others(Settle(self._clock.advance()))
+            self._tell_others(Settle(self._clock.advance(), tuple(self._reuse.sizes())))
         super().settle()
 
     def _chunk(self) -> int:
@@ -121,6 +121,10 @@ class FollowingBatch(Batch):
 
     def _chunk(self) -> int:
         return self.chunk
+
+    def settle_as(self, sizes: Sequence[int]) -> None:
+        """As `settle`; each counts for as much as it does with rank 0."""
+        self._reuse.settle(sizes)
 
 
 class Clock:
@@ -146,8 +150,12 @@ class LeadingCache(PromptCache):
         self._tell_others = tell
         self._shared_clock = clock
 
+    def resize(self, limit_bytes: int) -> None:
+        self._tell_others(Resize(self._shared_clock.advance(), limit_bytes))
+        super().resize(limit_bytes)
+
     def shrink(self, to_bytes: int) -> int:
-        # To its own limit each shrinks by itself, whenever something is put in.
+        # To its limit each shrinks by itself, whenever something is put in or the limit changes.
         if to_bytes != self.limit_bytes:
             self._tell_others(Shrink(self._shared_clock.advance(), to_bytes))
         return super().shrink(to_bytes)

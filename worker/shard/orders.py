@@ -66,9 +66,13 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Settle(msgspec.Struct, frozen=True, tag="settle"):
-    """Put what is kept of rows that are over into the prompt cache."""
+    """Put what is kept of rows that are over into the prompt cache, each counted with so many bytes.
+
+    They are rank 0's: a rank with other layers has others, and would keep and evict something else.
+    """
 
     now: float
+    sizes: tuple[int, ...]
 
 
 class Shrink(msgspec.Struct, frozen=True, tag="shrink"):
@@ -78,6 +82,13 @@ class Shrink(msgspec.Struct, frozen=True, tag="shrink"):
     bytes: int
 
 
-Order = Join | Open | Insert | Remove | Forget | Step | Settle | Shrink
+class Resize(msgspec.Struct, frozen=True, tag="resize"):
+    """Keep no more than so many bytes in the prompt cache from now on."""
+
+    now: float
+    bytes: int
+
+
+Order = Join | Open | Insert | Remove | Forget | Step | Settle | Shrink | Resize
 
 decode_order = msgspec.json.Decoder(Order).decode

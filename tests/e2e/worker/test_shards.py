@@ -97,6 +97,10 @@ def test_two_ranks_say_what_one_says(architecture: Any) -> None:
         assert answers(client, REQUESTS) == expected
         stats = client.get("/admin/cache").json()
         assert stats["hits"] > 0
+        # Its share of the machine changes: what is kept does on both.
+        client.post("/admin/memory/limit", json={"bytes": 2**28}).raise_for_status()
+        assert answers(client, REQUESTS) == expected
+        assert client.get("/admin/cache").json()["limit_bytes"] < stats["limit_bytes"]
         other_rank(two)
     with plain(tiny) as one, one.client() as client:
         assert memory["weights_bytes"] < 0.8 * client.get("/admin/memory").json()["weights_bytes"]

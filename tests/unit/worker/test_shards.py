@@ -1,6 +1,7 @@
 """What rank 0 tells is all that the others need to do the same: a leading and a following batch, in step."""
 
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -10,11 +11,12 @@ import pytest
 from shared.launch import Host, Shards
 from tests.unit.worker.test_batch import GREEDY, TINY, alone, loaded, row
 from worker.engine.prompt_cache import PromptCache
+from worker.engine.reuse import Reuse
 from worker.engine.rows import Row
 from worker.shard import __main__ as follower
 from worker.shard import group
 from worker.shard.batch import Clock, FollowingBatch, FollowingRows, LeadingBatch, LeadingCache
-from worker.shard.orders import Join, Order, Shrink, decode_order
+from worker.shard.orders import Join, Order, Resize, Settle, Shrink, decode_order
 from worker.shard.ranks import command
 
 OPTIONS: dict[str, Any] = {"max_rows": 4, "prefill_step": 64}
@@ -113,6 +115,41 @@ def test_the_follower_does_all_that_the_leader_does(monkeypatch: pytest.MonkeyPa
     assert pair.cache.counts.hits == pair.their_cache.counts.hits > 0
 
 
+def test_both_keep_the_same_when_the_share_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the same state takes other bytes on the other rank, as with other layers it does."""
+    pair = Pair(monkeypatch)
+    monkeypatch.setattr(Reuse, "sizes", differently(pair, Reuse.sizes))
+    leader = pair.leader
+
+    def answer(number: int) -> None:
+        leader.insert(Row(number, [40 + number] * 60, 3, GREEDY))
+        while len(leader):
+            leader.step()
+            leader.settle()
+            pair.follow()
+
+    for number in range(4):
+        answer(number)
+    assert len(pair.cache) == 4
+    pair.cache.resize(pair.cache.nbytes // 2)
+    pair.follow()
+    assert len(pair.cache) == 2 and pair.their_cache.limit_bytes == pair.cache.limit_bytes
+    for number in range(4, 7):
+        answer(number)
+    assert len(pair.cache) == 2
+    answer(5)
+    pair.cache.resize(0)
+    answer(6)
+    assert not pair.their_cache.entries() and not pair.cache.entries()
+
+
+def differently(pair: Pair, sizes: Callable[[Reuse], list[int]]) -> Callable[[Reuse], list[int]]:
+    def told(reuse: Reuse) -> list[int]:
+        return [size if pair.leading else 3 * size for size in sizes(reuse)]
+
+    return told
+
+
 def test_the_follower_takes_what_the_leader_drew(monkeypatch: pytest.MonkeyPatch) -> None:
     """It neither knows how tokens are chosen nor needs to: no processor, no seed, no grammar is told."""
     from worker.request import Sampling
@@ -133,7 +170,7 @@ def test_a_failed_step_can_not_be_recovered_from(monkeypatch: pytest.MonkeyPatch
 
 
 def test_orders_survive_their_way() -> None:
-    for order in (Join(), Shrink(1.5, 7)):
+    for order in (Join(), Shrink(1.5, 7), Settle(2.0, (3, 4)), Resize(2.5, 8)):
         assert decode_order(msgspec.json.encode(order)) == order
 
 

@@ -25,7 +25,7 @@ class Line:
             options,
             weights_bytes=WEIGHTS,
             working_set_bytes=0,
-            resizes=True,
+            keeps_prompts=True,
         )
 
     def ask(self, name: str, tokens: int) -> Turn:
