@@ -44,12 +44,13 @@ def measure(*, quick: bool) -> list[Row]:
             rows += _left(service, rounds, 200 if quick else 1000)
             rows += _given_up(service)
             rows += _idle_clients(service)
-            with ThreadPoolExecutor(1) as threads:
+            # They mostly wait.
+            with ThreadPoolExecutor(2) as threads:
                 slow = threads.submit(_slow_clients, service)
+                stopped = threads.submit(_stopped, folder)
                 rows += _hung(folder / "watched", 2)
                 rows += slow.result()
-        rows += _supervisor_killed(folder, max(2, rounds // 2))
-        return rows + _stopped(folder)
+        return rows + _supervisor_killed(folder, max(2, rounds // 2)) + stopped.result()
 
 
 def _killed(service: Service, rounds: int) -> list[Row]:
