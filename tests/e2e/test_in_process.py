@@ -53,7 +53,7 @@ class Alone:
                 break
         assert self.lines and "serving on " in self.lines[-1], self.errors()
         self.url = self.lines[-1].split()[2].removesuffix("/v1")
-        self.client = httpx.Client(base_url=self.url, timeout=240, trust_env=False)
+        self.client = httpx.Client(base_url=self.url, timeout=240, trust_env=False, verify=False)
 
     def errors(self) -> str:
         return self._errors.read_text()
@@ -255,7 +255,7 @@ def test_the_state_folder_and_the_port_are_taken(alone: Alone) -> None:
 def test_ctrl_c_ends_it_with_0(alone: Alone) -> None:
     assert alone.end(signal.SIGINT) == 0
     assert "Traceback" not in alone.errors()
-    with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ConnectError):
+    with httpx.Client(trust_env=False, verify=False) as client, pytest.raises(httpx.ConnectError):
         client.get(f"{alone.url}/health")
     assert not [path for path in (alone.home / "run").iterdir() if path.name != "lock"]
     Home.open(alone.home).lock().close()

@@ -357,7 +357,7 @@ def test_clients_that_go_away_leave_nothing_behind(start: Start) -> None:
         body = chat_body("a", "x", **fields)
         with (
             contextlib.suppress(httpx.TimeoutException),
-            httpx.Client(timeout=0.05) as client,
+            httpx.Client(timeout=0.05, verify=False) as client,
             client.stream("POST", f"{service.url}/v1/chat/completions", json=body) as response,
         ):
             next(events(response))

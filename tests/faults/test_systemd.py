@@ -36,7 +36,9 @@ class Linux:
         self.bin = folder / "bin"
         self.program = install_program(self.bin)
         self.port = free_port()
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=240, trust_env=False)
+        self.client = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", timeout=240, trust_env=False, verify=False
+        )
         self.config = NO_SPARE + models_config(a=write_fake_model(folder / "models" / "a"))
         self.configure(self.config)
 
