@@ -5,6 +5,7 @@ goes to the FastAPI application of `routes/`; paths are compared as they were se
 of each.
 """
 
+import functools
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -14,13 +15,13 @@ from shared.errors import PublicError
 from shared.headers import Headers, check_once
 from shared.request_ids import HEADER
 from supervisor.catalog.catalog import Catalog
-from supervisor.front.body import body_of
+from supervisor.front.body import body_at_once, body_of
 from supervisor.front.incoming import Incoming
 from supervisor.front.wanted import wanted_of
 from supervisor.http.asgi import AsgiApp, scope_of
-from supervisor.http.exchange import ClientGone, Exchange, Message
+from supervisor.http.exchange import ClientGone, Exchange, Message, Work
 from supervisor.pings import ping_for
-from supervisor.relay import FORWARDED, Forwarded, Slots, forward
+from supervisor.relay import FORWARDED, Forwarded, Relay, Slots, forward
 from supervisor.responses.app import Asked, Responses
 from supervisor.responses.paths import RESPONDED, is_ours
 from supervisor.routes.health import health_of
@@ -71,21 +72,34 @@ class Front:
         self._server = settings.server
         self._max_body_bytes = settings.server.max_body_bytes
 
-    async def __call__(self, exchange: Exchange) -> None:
+    def __call__(self, exchange: Exchange) -> Work | None:
+        """Answer, or set in motion what will, or return the work of a task; see `Handler`."""
         came = Incoming(exchange)
+        exchange.when_over = functools.partial(self._count, came)
         try:
             check_once(exchange.headers, came.fields)
             came.fields[HEADER] = came.name
-            came.labels = (*came.labels, *self._access.check(exchange.method, came.fields))
-            await self._serve(came)
+            if shown := self._access.check(exchange.method, came.fields):
+                came.labels = (*came.labels, *shown)
+            work = self._serve(came)
+        except PublicError as error:
+            self._refuse(came, error)
+            return None
+        return None if work is None else self._guarded(came, work)
+
+    async def _guarded(self, came: Incoming, work: Work) -> None:
+        """The work of a task on the request."""
+        try:
+            await work
         except ClientGone:
             return
         except PublicError as error:
-            await exchange.writable()
-            body = error.body(came.api, came.name.decode())
-            exchange.answer(error.status, [*error.headers(), *came.labels], body)
-        finally:
-            self._count(came)
+            await came.exchange.writable()
+            self._refuse(came, error)
+
+    def _refuse(self, came: Incoming, error: PublicError) -> None:
+        body = error.body(came.api, came.name.decode())
+        came.exchange.answer(error.status, [*error.headers(), *came.labels], body)
 
     def _count(self, came: Incoming) -> None:
         status = came.exchange.status or GONE
@@ -93,34 +107,31 @@ class Front:
         if came.mark is not None and not came.mark.goes_on:
             self._timelines.end(came.mark, status)
 
-    async def _serve(self, came: Incoming) -> None:
+    def _serve(self, came: Incoming) -> Work | None:
         exchange, fields = came.exchange, came.fields
         path, method = exchange.raw_path, exchange.method
         if path in FORWARDED:
             if method == "POST":
-                await self._forward(came)
-            elif is_preflight(method, fields):
-                exchange.answer(204, [*preflight(fields, "POST"), *came.labels])
-            else:
+                return self._forward(came)
+            if not is_preflight(method, fields):
                 raise method_not_allowed("POST")
-            return
-        if path == b"/health":
+            exchange.answer(204, [*preflight(fields, "POST"), *came.labels])
+        elif path == b"/health":
             self._health(came)
-            return
-        if path == b"/" and method == "HEAD":
+        elif path == b"/" and method == "HEAD":
             # How some clients find out whether anybody is there.
             exchange.answer(200, came.labels)
-            return
-        # "//x" is left over where somebody glued two parts of an address together, "http://h/x" goes to a
-        # proxy: neither is another spelling of a path here.
-        if not path.startswith(b"/") or path.startswith(b"//"):
+        elif not path.startswith(b"/") or path.startswith(b"//"):
+            # "//x" is left over where somebody glued two parts of an address together, "http://h/x" goes to a
+            # proxy: neither is another spelling of a path here.
             raise not_found()
-        if is_preflight(method, fields):
+        elif is_preflight(method, fields):
             exchange.answer(204, [*preflight(fields, "GET, POST, DELETE"), *came.labels])
         elif is_ours(path):
-            await self._respond(came)
+            return self._respond(came)
         else:
-            await self._route(came)
+            return self._route(came)
+        return None
 
     def _health(self, came: Incoming) -> None:
         """Answered here, so that it never waits for anything."""
@@ -142,7 +153,7 @@ class Front:
 
     async def _respond(self, came: Incoming) -> None:
         exchange, fields = came.exchange, came.fields
-        body = await body_of(exchange, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
+        body = await self._body_of(came)
         # Only what asks for an answer; the rest is looked up.
         if exchange.method == "POST":
             self._begin(came)
@@ -160,32 +171,49 @@ class Front:
             )
         )
 
-    async def _forward(self, came: Incoming) -> None:
-        exchange, fields = came.exchange, came.fields
-        path = exchange.raw_path
+    def _forward(self, came: Incoming) -> Work | None:
         self._begin(came)
-        body = await body_of(exchange, fields.get(b"content-length"), max_bytes=self._max_body_bytes)
+        body = body_at_once(came.exchange, max_bytes=self._max_body_bytes)
+        if body is None:
+            return self._forward_later(came)
+        Relay(self._forwarded(came, body), self._pool).begin(functools.partial(self._go_on, came))
+        return None
+
+    async def _forward_later(self, came: Incoming) -> None:
+        """Once the body is there."""
+        body = await self._body_of(came)
+        await forward(self._forwarded(came, body), self._pool)
+
+    def _go_on(self, came: Incoming, work: Work) -> None:
+        came.exchange.go_on(self._guarded(came, work))
+
+    def _forwarded(self, came: Incoming, body: bytes) -> Forwarded:
+        """What is asked of which worker. Raises PublicError."""
+        exchange = came.exchange
+        path = exchange.raw_path
         wanted = wanted_of(body, self._catalog)
         entry = wanted.entry
         self._found(came, entry.id, came.mark)
-        ping = ping_for(path, entry.id, self._server) if wanted.stream else None
-        request = Forwarded(
+        return Forwarded(
             exchange,
             entry,
             came.api,
             exchange.method,
             path,
-            fields,
+            came.fields,
             wanted.body,
             came.labels,
-            ping,
+            ping_for(path, entry.id, self._server) if wanted.stream else None,
             mark=came.mark,
         )
-        await forward(request, self._pool)
+
+    async def _body_of(self, came: Incoming) -> bytes:
+        declared = came.fields.get(b"content-length")
+        return await body_of(came.exchange, declared, max_bytes=self._max_body_bytes)
 
     def _begin(self, came: Incoming) -> None:
         """It gets a timeline."""
-        came.mark = self._timelines.begin(came.name.decode(), came.exchange.path, came.at)
+        came.mark = self._timelines.begin(came.name.decode(), came.path, came.at)
 
     def _found(self, came: Incoming, model: str, mark: Mark | None) -> None:
         """It turned out to be for this model, and so did the turn that `mark` is of."""

@@ -7,14 +7,18 @@ from shared.envelope import too_large
 from supervisor.http.exchange import ClientGone, Exchange
 
 
-async def body_of(exchange: Exchange, declared: bytes | None, *, max_bytes: int) -> bytes:
-    """As `read_body`; what came together with the head is there already."""
+def body_at_once(exchange: Exchange, *, max_bytes: int) -> bytes | None:
+    """The whole body, if it came together with the head. Raises PublicError, 413."""
     body = exchange.whole_body()
-    if body is None:
-        return await read_body(exchange.receive, declared, max_bytes=max_bytes)
-    if len(body) > max_bytes:
+    if body is not None and len(body) > max_bytes:
         raise too_large(max_bytes)
     return body
+
+
+async def body_of(exchange: Exchange, declared: bytes | None, *, max_bytes: int) -> bytes:
+    """As `read_body`; what came together with the head is there already."""
+    body = body_at_once(exchange, max_bytes=max_bytes)
+    return await read_body(exchange.receive, declared, max_bytes=max_bytes) if body is None else body
 
 
 async def read_body(

@@ -1,6 +1,7 @@
 """An HTTP/1.1 server's connection: answers in order, time limits, and how it ends."""
 
 import asyncio
+import functools
 import logging
 import math
 import select
@@ -8,11 +9,13 @@ from collections import deque
 from typing import Final, cast
 
 from shared.errors import PublicError
-from supervisor.http.exchange import HIGH_WATER_BYTES, Exchange, Handler, status_line
+from supervisor.http.exchange import HIGH_WATER_BYTES, Exchange, Handler, Work, status_line
 from supervisor.http.reader import Head, Limits, Reading, Refusal, RequestReader
 from supervisor.http.upgraded import Upgraded
 
 log = logging.getLogger(__name__)
+
+_NOTHING: Final = Reading.NOTHING
 
 _MAX_PIPELINED: Final = 8
 _LINGER_S: Final = 2.0
@@ -30,7 +33,21 @@ class Registry:
         self.keep_alive_s = keep_alive_s
         self.limits = limits
         self.connections: set[HttpConnection] = set()
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.open: set[Exchange] = set()
+        """Requests that are being answered."""
+        self._rested: asyncio.Future[None] | None = None
+
+    def over(self, exchange: Exchange) -> None:
+        """Nothing is done for it any more."""
+        self.open.discard(exchange)
+        if self._rested is not None and not self.open and not self._rested.done():
+            self._rested.set_result(None)
+
+    async def rested(self, timeout_s: float) -> None:
+        """Wait until no request is being answered, so long at most."""
+        if self.open:
+            self._rested = asyncio.get_running_loop().create_future()
+            await asyncio.wait({self._rested}, timeout=timeout_s)
 
 
 class HttpConnection(asyncio.Protocol):
@@ -79,9 +96,11 @@ class HttpConnection(asyncio.Protocol):
             self._reader.feed(data)
         except Refusal as refusal:
             self._refuse(refusal.error)
+            self._begin_next()
             return
-        if self._reader.new_phase or self._reader.reading is Reading.NOTHING:
+        if self._reader.new_phase or self._reader.reading is _NOTHING:
             self._begin_phase()
+        self._begin_next()
         self._throttle()
 
     def eof_received(self) -> bool:
@@ -130,10 +149,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_request(self, head: Head) -> None:
         keep_alive = head.keep_alive and not self._closing
-        exchange = Exchange(self, head, keep_alive=keep_alive, client=self._client)
-        self._exchanges.append(exchange)
-        if len(self._exchanges) == 1:
-            self._start(exchange)
+        self._exchanges.append(Exchange(self, head, keep_alive=keep_alive, client=self._client))
 
     def on_request_body(self, body: bytes) -> None:
         if self._exchanges:
@@ -145,32 +161,55 @@ class HttpConnection(asyncio.Protocol):
 
     # Answering
 
-    def _start(self, exchange: Exchange) -> None:
-        exchange.task = self.loop.create_task(self._run(exchange))
-        self._registry.tasks.add(exchange.task)
-
-    async def _run(self, exchange: Exchange) -> None:
+    def _begin_next(self, _: object = None) -> None:
+        """Hand the first request to the application, unless it has it. Not while the client reads too slowly
+        what was sent to it before: then requests pile up, until no more are read."""
+        if not self._exchanges or self._exchanges[0].begun:
+            return
+        if self.blocked is not None:
+            self.blocked.add_done_callback(self._begin_next)
+            return
+        exchange = self._exchanges[0]
+        exchange.begun = True
+        self._registry.open.add(exchange)
         try:
-            await self._registry.handler(exchange)
-        except asyncio.CancelledError:
-            self.abort()
-            raise
-        except Exception:
-            log.exception("the application failed on %s %s", exchange.method, exchange.path)
-            if self._upgraded is not None or (exchange.started and not exchange.complete):
-                self.abort()
-            elif not exchange.started:
-                error = PublicError(
-                    500, "internal_error", "This is a fault of the server, not of the request."
-                )
-                exchange.answer(error.status, error.headers(), error.body())
+            work = self._registry.handler(exchange)
+        except Exception as error:
+            self.failed(exchange, error)
         else:
-            if not exchange.complete and not exchange.gone:
-                self.abort()
-        finally:
-            task, exchange.task = exchange.task, None
-            if task is not None:
-                self._registry.tasks.discard(task)
+            if work is not None:
+                self.go_on(exchange, work)
+
+    def go_on(self, exchange: Exchange, work: Work) -> None:
+        """Called by the exchange in turn, or for it, when a task is to do the rest."""
+        exchange.task = self.loop.create_task(work)
+        exchange.task.add_done_callback(functools.partial(self._worked, exchange))
+
+    def _worked(self, exchange: Exchange, task: asyncio.Task[None]) -> None:
+        exchange.task = None
+        if task.cancelled():
+            self.abort()
+        elif (error := task.exception()) is not None:
+            self.failed(exchange, error)
+        elif not exchange.complete and not exchange.gone:
+            self.abort()
+        self.over(exchange)
+
+    def failed(self, exchange: Exchange, error: BaseException) -> None:
+        """Answer that something went wrong here, or cut what has begun."""
+        log.error("the application failed on %s %s", exchange.method, exchange.path, exc_info=error)
+        if self._upgraded is not None or (exchange.started and not exchange.complete):
+            self.abort()
+        elif not exchange.started:
+            public = PublicError(500, "internal_error", "This is a fault of the server, not of the request.")
+            exchange.answer(public.status, public.headers(), public.body())
+
+    def over(self, exchange: Exchange) -> None:
+        """Called by the exchange when it ends without a task."""
+        self._registry.over(exchange)
+        told, exchange.when_over = exchange.when_over, None
+        if told is not None:
+            told()
 
     def upgraded(self, exchange: Exchange) -> Upgraded:
         """Called by the exchange in turn when the rest of the connection is not HTTP."""
@@ -188,13 +227,14 @@ class HttpConnection(asyncio.Protocol):
             self._deaf = True
             self.transport.close()
         elif self._exchanges:
-            self._start(self._exchanges[0])
+            # Not from in here: answers that need no waiting would call each other.
+            self.loop.call_soon(self._begin_next)
             self._throttle()
         elif self._refusal is not None:
             self._say_refusal(self._refusal)
         elif self._half_closed:
             self.transport.close()
-        elif self._reader.reading is Reading.NOTHING:
+        elif self._reader.reading is _NOTHING:
             self._set_deadline(self._registry.keep_alive_s)
 
     def body_taken(self) -> None:
@@ -304,7 +344,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if left_s > 0:
             self._set_deadline(left_s)
-        elif self._deaf or self._reader.reading is Reading.NOTHING:
+        elif self._deaf or self._reader.reading is _NOTHING:
             self.transport.abort()
         elif self._reader.reading is Reading.HEAD:
             self._refuse(_too_slow("The request's head took too long."))

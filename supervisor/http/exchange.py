@@ -3,17 +3,21 @@
 import asyncio
 import http
 import urllib.parse
-from collections.abc import Awaitable, Callable, Iterable
-from types import TracebackType
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, Literal, Protocol
 
 from shared.headers import Headers
+from supervisor.http.connected import ClientGone, WhileConnected
 from supervisor.http.reader import Head
 from supervisor.http.upgraded import Upgraded
 
+__all__ = ["ClientGone", "Exchange", "Handler", "Message", "Wire", "Work", "status_line"]
+
 Message = dict[str, Any]
-Handler = Callable[["Exchange"], Awaitable[None]]
-"""Answers a request: an application."""
+Work = Coroutine[Any, Any, None]
+Handler = Callable[["Exchange"], Work | None]
+"""Answers a request: an application. It does so at once, or sets in motion what will and watches the exchange
+meanwhile, or returns what is to be awaited for it, in a task. It may raise."""
 
 HIGH_WATER_BYTES: Final = 64 * 1024
 """Reading from the client pauses while the application has more than this of a body before it."""
@@ -24,6 +28,9 @@ EXTENSION: Final = "mlx_supervisor.exchange"
 
 # How the end of an answer's body is told.
 _Framing = Literal["none", "length", "chunked", "close"]
+_TELLING: Final = frozenset({b"content-length", b"connection", b"content-type"})
+"""Headers of an answer that the connection has to do with."""
+_BODILESS: Final = frozenset({204, 304})
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus
 }
@@ -32,10 +39,6 @@ _STATUS_LINES: Final = {
 def status_line(status: int) -> bytes:
     """The first line of an answer, with its line end."""
     return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-
-
-class ClientGone(Exception):  # noqa: N818  # nothing went wrong here
-    """Raised in a task whose client disconnected. Nobody is left to be told."""
 
 
 class Wire(Protocol):
@@ -48,6 +51,9 @@ class Wire(Protocol):
 
     def body_taken(self) -> None: ...
     def finished(self, exchange: "Exchange") -> None: ...
+    def go_on(self, exchange: "Exchange", work: Work) -> None: ...
+    def failed(self, exchange: "Exchange", error: Exception) -> None: ...
+    def over(self, exchange: "Exchange") -> None: ...
     def upgraded(self, exchange: "Exchange") -> Upgraded: ...
     def abort(self) -> None: ...
 
@@ -71,10 +77,12 @@ class Exchange:
         "_remaining_bytes",
         "_waiter",
         "_wire",
+        "begun",
         "body_complete",
         "buffered_bytes",
         "client",
         "complete",
+        "fields",
         "gone",
         "headers",
         "http_version",
@@ -85,6 +93,7 @@ class Exchange:
         "started",
         "status",
         "task",
+        "when_over",
     )
 
     def __init__(
@@ -95,10 +104,15 @@ class Exchange:
         self.http_version = head.http_version
         self.headers = head.headers
         """By names in lower case."""
+        self.fields = head.fields
+        """The headers by name, of one that comes several times the last."""
         self.client = client
         self.keep_alive = keep_alive
+        self.begun = False  # the application has it
         self.task: asyncio.Task[None] | None = None
-        """That answers; the connection's."""
+        """That works on the answer, if one does; the connection's."""
+        self.when_over: Callable[[], None] | None = None
+        """Called once, when the answer is complete or the client gone, and no task works on it."""
         self.body_complete = False
         self.buffered_bytes = 0
         self.started = False
@@ -145,6 +159,14 @@ class Exchange:
     def expects_continue(self) -> bool:
         """Whether the client waits for a word before it sends the body."""
         return self._expects_continue
+
+    def go_on(self, work: Work) -> None:
+        """Have a task do the rest, of a request that none works on so far."""
+        self._wire.go_on(self, work)
+
+    def fail(self, error: Exception) -> None:
+        """A fault of the program ended the work on it."""
+        self._wire.failed(self, error)
 
     def while_connected(self) -> "WhileConnected":
         """A context manager that ends its block with ClientGone when the client disconnects."""
@@ -220,25 +242,26 @@ class Exchange:
         lines = [status_line(status)]
         for name, value in headers:
             key = name.lower()
-            if key == b"content-length":
-                length = value
-            elif key == b"connection":
-                self.keep_alive = self.keep_alive and b"close" not in value.lower()
-                continue
-            elif key == b"content-type":
-                self._is_event_stream = value.startswith(b"text/event-stream")
-            lines.append(b"%b: %b\r\n" % (name, value))
-        if length is None and whole is not None and status not in (204, 304):
+            if key in _TELLING:
+                if key == b"content-length":
+                    length = value
+                elif key == b"connection":
+                    self.keep_alive = self.keep_alive and b"close" not in value.lower()
+                    continue
+                else:
+                    self._is_event_stream = value.startswith(b"text/event-stream")
+            lines += (name, b": ", value, b"\r\n")
+        if length is None and whole is not None and status not in _BODILESS:
             length = b"%d" % len(whole)
-            lines.append(b"content-length: %b\r\n" % length)
-        if status in (204, 304) or self.method == "HEAD":
+            lines += (b"content-length", b": ", length, b"\r\n")
+        if status in _BODILESS or self.method == "HEAD":
             self._framing = "none"
         elif length is not None:
             self._framing = "length"
             self._remaining_bytes = int(length)
         elif self.http_version == "1.1":
             self._framing = "chunked"
-            lines.append(b"transfer-encoding: chunked\r\n")
+            lines += (b"transfer-encoding", b": ", b"chunked", b"\r\n")
         else:
             self._framing = "close"
             self.keep_alive = False
@@ -246,12 +269,13 @@ class Exchange:
         if not self.body_complete:
             self.keep_alive = False
         if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        head = b"".join(lines)
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            lines += (b"connection", b": ", b"close", b"\r\n")
+        expected = 2 + len(lines) // 4
+        head = b"".join([*lines, b"\r\n"])
+        if head.count(b"\n") != expected or head.count(b"\r") != expected:
             raise RuntimeError("a header of an answer was more than one line")
         self.started = True
-        self._head = head + b"\r\n"
+        self._head = head
 
     def write(self, body: bytes) -> asyncio.Future[None] | None:
         """A piece of the answer's body, of which more follows.
@@ -284,8 +308,11 @@ class Exchange:
                 raise RuntimeError("an answer was shorter than its content-length")
             self._send(body)
         self.complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
         self._wire.finished(self)
+        if self.task is None:
+            self._wire.over(self)
 
     def upgrade(self, headers: Iterable[tuple[bytes, bytes]]) -> Upgraded:
         """Answer 101: from here on the connection speaks what the request offered. Raises ClientGone."""
@@ -326,13 +353,15 @@ class Exchange:
         if not self.complete and not self.gone:
             self._body.append(body)
             self.buffered_bytes += len(body)
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
 
     def end_body(self) -> None:
         """The request is complete."""
         self._expects_continue = False
         self.body_complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def lose(self) -> None:
         """The client is gone."""
@@ -342,6 +371,8 @@ class Exchange:
             self._wake()
             if self._on_gone is not None and not self.complete:
                 self._on_gone()
+            if self.task is None:
+                self._wire.over(self)
 
     def probe(self) -> None:
         """Send something that means nothing, if the answer is at a point that allows it: an interim answer
@@ -366,34 +397,3 @@ class Exchange:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-class WhileConnected:
-    """See `Exchange.while_connected`. Costs a request no task of its own."""
-
-    __slots__ = ("_cancelled", "_exchange", "_task")
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelled = False
-
-    def __enter__(self) -> None:
-        if self._exchange.gone:
-            raise ClientGone
-        self._task = asyncio.current_task(self._exchange.loop)
-        self._exchange.watch(self._cancel)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._exchange.watch(None)
-        # Somebody else may want the task gone as well; then that goes first.
-        still_cancelled = self._cancelled and self._task is not None and self._task.uncancel()
-        if self._cancelled and not still_cancelled and kind is asyncio.CancelledError:
-            raise ClientGone from None
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._cancelled = True
-            self._task.cancel()

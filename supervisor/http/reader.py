@@ -5,18 +5,17 @@ lengths, bare line feeds, folded lines, NUL. The limits on size and count are ou
 """
 
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import httptools
 import msgspec
 
 from shared.errors import PublicError
+from shared.headers import Fields, Headers
 
 _WIRE_SLACK_BYTES: Final = 64 * 1024
 _WIRE_PER_BYTE: Final = 16
 """Chunk sizes, extensions and trailers may take this much per byte of body, beyond the slack."""
-_OURS: Final = frozenset({b"expect", b"content-length", b"transfer-encoding"})
-"""Headers that are the connection's business."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -49,13 +48,21 @@ class Reading(Enum):
     BODY = 2
 
 
-class Head(NamedTuple):
+# An enumeration's members are looked up slowly through its name.
+_NOTHING: Final = Reading.NOTHING
+_HEAD: Final = Reading.HEAD
+_BODY: Final = Reading.BODY
+
+
+class Head(msgspec.Struct, frozen=True):
     """A request's head. `http_version` is 1.0 or 1.1; names of headers are in lower case."""
 
     method: str
     target: bytes
     http_version: str
     headers: list[tuple[bytes, bytes]]
+    fields: Fields
+    """The headers by name, of one that comes several times the last."""
     keep_alive: bool
     expects_continue: bool
 
@@ -94,10 +101,14 @@ class RequestReader:
         self._feed_bytes = len(data)
         self._wire_bytes += len(data)
         self._feed(data)
-        allowed_bytes = self._limits.head_bytes + _WIRE_SLACK_BYTES + _WIRE_PER_BYTE * self._body_bytes
-        if self.reading is Reading.HEAD and self._wire_bytes > self._limits.head_bytes:
+        reading = self.reading
+        if reading is _NOTHING:
+            return
+        head_bytes = self._limits.head_bytes
+        if reading is _HEAD and self._wire_bytes > head_bytes:
             raise _head_too_large("The request's head is too large.")
-        if self.reading is Reading.BODY and self._wire_bytes > allowed_bytes:
+        allowed_bytes = head_bytes + _WIRE_SLACK_BYTES + _WIRE_PER_BYTE * self._body_bytes
+        if reading is _BODY and self._wire_bytes > allowed_bytes:
             raise _bad_request("The request's body is cut into too many pieces.")
 
     def _new_parser(self) -> httptools.HttpRequestParser:
@@ -134,7 +145,7 @@ class RequestReader:
     def on_message_begin(self) -> None:
         if self._replaying:
             return
-        self.reading = Reading.HEAD
+        self.reading = _HEAD
         self.new_phase = True
         self._target = b""
         self._headers = []
@@ -150,49 +161,40 @@ class RequestReader:
             raise _refusal(414, "target_too_long", "The request's target is too long.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._replaying:
-            return
-        self._head_bytes += len(name) + len(value) + 4
-        if self._head_bytes > self._limits.head_bytes:
+        head_bytes = self._head_bytes = self._head_bytes + len(name) + len(value) + 4
+        if head_bytes > self._limits.head_bytes:
             raise _head_too_large("The request's headers are too large.")
         # Trailers come when everything was decided by the head: they are read and dropped.
-        if self.reading is Reading.HEAD:
-            if len(self._headers) >= self._limits.head_fields:
+        if self.reading is _HEAD:
+            headers = self._headers
+            if len(headers) >= self._limits.head_fields:
                 raise _head_too_large("The request has too many headers.")
-            self._headers.append((name.lower(), value))
+            headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._replaying:
             self._replaying = False
             return
-        self.reading = Reading.BODY
+        self.reading = _BODY
         self.new_phase = True
-        version = self._parser.get_http_version()
+        parser, headers = self._parser, self._headers
+        version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise _refusal(505, "unsupported_version", "Speak HTTP/1.1.")
-        method = self._parser.get_method().decode()
+        method = parser.get_method().decode()
         if method == "CONNECT":
             raise _bad_request("This is not a proxy.")
-        expects_continue = False
-        framing = b""
-        for name, value in self._headers:
-            if name not in _OURS:
-                continue
-            if name == b"expect" and version == "1.1":
-                expects_continue = True
-                if value.lower() != b"100-continue":
-                    raise _refusal(417, "expectation_failed", "The only expectation is 100-continue.")
-            elif name == b"content-length":
-                framing = b"content-length: %b\r\n" % value
-            elif name == b"transfer-encoding":
-                framing = b"transfer-encoding: chunked\r\n"
-                if value.lower() != b"chunked":
-                    raise _refusal(501, "unsupported_encoding", "The only transfer encoding is chunked.")
-        if self._parser.should_upgrade():
-            self._upgrade_framing = framing
-        keep_alive = version == "1.1" and self._parser.should_keep_alive()
+        fields = dict(headers)
+        if b"transfer-encoding" in fields:
+            _check_encoding(headers)
+        expects_continue = b"expect" in fields and version == "1.1"
+        if expects_continue:
+            _check_expectation(headers)
+        if parser.should_upgrade():
+            self._upgrade_framing = _framing(fields)
+        keep_alive = version == "1.1" and parser.should_keep_alive()
         self._receiver.on_request(
-            Head(method, self._target, version, self._headers, keep_alive, expects_continue)
+            Head(method, self._target, version, headers, fields, keep_alive, expects_continue)
         )
 
     def on_body(self, body: bytes) -> None:
@@ -202,9 +204,27 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         if self._upgrade_framing is None:
-            self.reading = Reading.NOTHING
+            self.reading = _NOTHING
             self._feed_bytes = 0  # what follows in it belongs to the next request
             self._receiver.on_request_end()
+
+
+def _check_encoding(headers: Headers) -> None:
+    if any(value.lower() != b"chunked" for name, value in headers if name == b"transfer-encoding"):
+        raise _refusal(501, "unsupported_encoding", "The only transfer encoding is chunked.")
+
+
+def _check_expectation(headers: Headers) -> None:
+    if any(value.lower() != b"100-continue" for name, value in headers if name == b"expect"):
+        raise _refusal(417, "expectation_failed", "The only expectation is 100-continue.")
+
+
+def _framing(fields: Fields) -> bytes:
+    """The header that tells where the body ends."""
+    if b"transfer-encoding" in fields:
+        return b"transfer-encoding: chunked\r\n"
+    length = fields.get(b"content-length")
+    return b"" if length is None else b"content-length: %b\r\n" % length
 
 
 def _refusal(status: int, code: str, message: str) -> Refusal:

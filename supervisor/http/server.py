@@ -47,7 +47,7 @@ class HttpServer:
     @property
     def open_responses(self) -> int:
         """Requests whose answer is not complete."""
-        return len(self._registry.tasks)
+        return len(self._registry.open)
 
     @property
     def connections(self) -> int:
@@ -62,15 +62,14 @@ class HttpServer:
             server.close()
         for connection in list(self._registry.connections):
             connection.shutdown()
-        if self._registry.tasks:
-            await asyncio.wait(list(self._registry.tasks), timeout=grace_s)
-        cut = list(self._registry.tasks)
-        for task in cut:
+        await self._registry.rested(grace_s)
+        cut = list(self._registry.open)
+        tasks = [exchange.task for exchange in cut if exchange.task is not None]
+        for task in tasks:
             task.cancel()
-        if cut:
-            await asyncio.wait(cut, timeout=_FAREWELL_S)
-        # One that was cancelled before it began has not signed off.
-        self._registry.tasks.difference_update(cut)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_FAREWELL_S)
+        # Answers that no task works on end with their connections.
         for connection in list(self._registry.connections):
             connection.abort()
         return len(cut)

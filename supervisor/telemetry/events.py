@@ -51,7 +51,10 @@ class Events:
 
     def emit(self, kind: str, /, *, level: Level = "info", **fields: Field) -> None:
         """Tell that `kind` happened, as in `emit("worker.ready", model="qwen3-8b", pid=4711, load_s=2.1)`."""
-        event = Event(time.time(), kind, level, fields)
+        self.tell(Event(time.time(), kind, level, fields))
+
+    def tell(self, event: Event) -> None:
+        """Tell of what happened."""
         for subscriber in self._subscribers:
             subscriber(event)
 

@@ -15,6 +15,9 @@ _SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _PLAIN_WORD: Final = re.compile(r"[!#-<>-\[\]-~]{1,200}")
 """Most words: ASCII without anything that wants quotes."""
 
+_FORMATS: Final[dict[type, str]] = {str: "%s", int: "%d", float: "%.6g"}
+"""As `_shown` has them."""
+
 
 def log_line(event: Event) -> bytes:
     """`2026-03-01T09:30:00.125Z info worker.ready model=qwen3-8b pid=4711`, with its line end.
@@ -22,9 +25,26 @@ def log_line(event: Event) -> bytes:
     UTC. Texts with anything but plain characters are in quotes, and everything that could act on a
     terminal or begin a new line is escaped.
     """
+    # Every request makes such a line, and one like the other.
+    values = tuple(event.fields.values())
+    shape = _shape(event.level, event.kind, tuple(event.fields), tuple(map(type, values)))
+    if shape is not None and all(_PLAIN_WORD.fullmatch(value) for value in values if isinstance(value, str)):
+        return (shape % (timestamp(event.at), *values)).encode("ascii")
     words = [timestamp(event.at), event.level, _word(event.kind)]
-    words += [f"{_name(name)}={_shown(value)}" for name, value in event.fields.items() if value is not None]
+    words += [f"{_word(name)}={_shown(value)}" for name, value in event.fields.items() if value is not None]
     return (" ".join(words) + "\n").encode("utf-8", "backslashreplace")
+
+
+@functools.lru_cache(maxsize=256)
+def _shape(level: str, kind: str, names: tuple[str, ...], types: tuple[type, ...]) -> str | None:
+    """What lines have in common whose fields have the same names and types, for the `%` operator: with the
+    time and the values, of which texts must be plain words. None where that is not all."""
+    if not all(_PLAIN_WORD.fullmatch(word) and "%" not in word for word in (level, kind, *names)):
+        return None
+    if not _FORMATS.keys() >= set(types):
+        return None
+    fields = [f" {name}={_FORMATS[of]}" for name, of in zip(names, types, strict=True)]
+    return f"%s {level} {kind}{''.join(fields)}\n"
 
 
 def json_line(event: Event) -> bytes:
@@ -72,12 +92,6 @@ def _shown(value: Field) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
-
-
-@functools.lru_cache(maxsize=256)
-def _name(name: str) -> str:
-    # Fields have few names.
-    return _word(name)
 
 
 def _word(text: str) -> str:

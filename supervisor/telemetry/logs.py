@@ -61,7 +61,8 @@ class LogFile:
         line = self._line(event)
         self._gathered.append(line)
         self._gathered_bytes += len(line)
-        if event.kind != FINISHED or self._gathered_bytes >= self._gather_bytes or not self._is_timed():
+        gathers = event.kind == FINISHED and self._gathered_bytes < self._gather_bytes
+        if not (gathers and (self._timed or self._set_timer())):
             self.flush()
 
     def flush(self) -> None:
@@ -93,14 +94,13 @@ class LogFile:
         if self._on_lost is not None:
             self._on_lost(lost)
 
-    def _is_timed(self) -> bool:
-        """Whether somebody will flush; without an event loop nobody does."""
-        if not self._timed:
-            try:
-                asyncio.get_running_loop().call_later(_GATHER_S, self._flush_timed)
-            except RuntimeError:
-                return False
-            self._timed = True
+    def _set_timer(self) -> bool:
+        """Have somebody flush; without an event loop nobody does."""
+        try:
+            asyncio.get_running_loop().call_later(_GATHER_S, self._flush_timed)
+        except RuntimeError:
+            return False
+        self._timed = True
         return True
 
     def _flush_timed(self) -> None:

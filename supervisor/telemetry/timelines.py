@@ -8,12 +8,12 @@ told and logged of it is made of that when somebody wants it.
 import asyncio
 import time
 from collections import OrderedDict, deque
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from shared.activity import Activity, FirstToken, RequestFinished, RequestStarted
-from supervisor.telemetry.events import FINISHED, Events
+from supervisor.telemetry.events import FINISHED, Event, Events
 
 KEPT: Final = 1000
 _LATE_S: Final = 1.0
@@ -98,29 +98,41 @@ class Mark(msgspec.Struct, gc=False, eq=False):
 
     def timeline(self) -> Timeline:
         """What is shown of it."""
-        return Timeline(
-            self.id,
-            self.wall,
-            self.route,
-            self.model,
-            self.model_state,
-            self._ms(self.parsed_at),
-            self._ms(self.placed_at),
-            self._ms(self.prepared_at),
-            self._ms(self.admitted_at),
-            self._ms(self.first_token_at),
-            self._ms(self.last_token_at),
-            self._ms(self.ended_at),
-            self.status,
-            self.ended,
-            self.tokens_in,
-            self.tokens_cached,
-            self.tokens_out,
-            self.warnings,
-        )
+        return Timeline(self.id, self.wall, **self.story(), warnings=self.warnings)
 
-    def _ms(self, at: float | None) -> float | None:
-        return None if at is None else round(1000 * (at - self.came_at), 3)
+    def story(self) -> dict[str, Any]:
+        """What happened, as a `Timeline` names it and in its order, from the route on: its event."""
+        told: dict[str, Any] = {"route": self.route}
+        came_at = self.came_at
+        if self.model is not None:
+            told["model"] = self.model
+        if self.model_state is not None:
+            told["model_state"] = self.model_state
+        if self.parsed_at is not None:
+            told["parsed_ms"] = round(1000 * (self.parsed_at - came_at), 3)
+        if self.placed_at is not None:
+            told["placed_ms"] = round(1000 * (self.placed_at - came_at), 3)
+        if self.prepared_at is not None:
+            told["prepared_ms"] = round(1000 * (self.prepared_at - came_at), 3)
+        if self.admitted_at is not None:
+            told["admitted_ms"] = round(1000 * (self.admitted_at - came_at), 3)
+        if self.first_token_at is not None:
+            told["first_token_ms"] = round(1000 * (self.first_token_at - came_at), 3)
+        if self.last_token_at is not None:
+            told["last_token_ms"] = round(1000 * (self.last_token_at - came_at), 3)
+        if self.ended_at is not None:
+            told["ended_ms"] = round(1000 * (self.ended_at - came_at), 3)
+        if self.status is not None:
+            told["status"] = self.status
+        if self.ended is not None:
+            told["ended"] = self.ended
+        if self.tokens_in is not None:
+            told["tokens_in"] = self.tokens_in
+        if self.tokens_cached is not None:
+            told["tokens_cached"] = self.tokens_cached
+        if self.tokens_out is not None:
+            told["tokens_out"] = self.tokens_out
+        return told
 
 
 class Timelines:
@@ -232,8 +244,6 @@ class Timelines:
         mark.told = True
         if self._marks.get(mark.id) is not mark:
             self._part(mark)
-        fields = msgspec.to_builtins(mark.timeline())
-        fields["request"] = fields.pop("id")
-        fields.pop("received_at")
-        fields.pop("warnings", None)
-        self._events.emit(FINISHED, **fields)
+        story = mark.story()
+        story["request"] = mark.id
+        self._events.tell(Event(time.time(), FINISHED, "info", story))

@@ -1,6 +1,5 @@
 """What goes into the residency policy and what comes out of it."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
@@ -61,66 +60,57 @@ class Why(StrEnum):
     STOPPING = "stopping"
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(msgspec.Struct, frozen=True):
     """Start a worker for the model; then report `ready`, `restarting`, `failed` or `gone`."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class Admit:
+class Admit(msgspec.Struct, frozen=True):
     """The request may go to the model's worker."""
 
     request: int
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     request: int
     model: str
     why: Why
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(msgspec.Struct, frozen=True):
     """The worker gets no new request; `Stop` follows when it has none any more."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """End the worker, then report `gone`; or report `kept` when somebody else has leased it."""
 
     model: str
     reason: StopReason
 
 
-@dataclass(frozen=True, slots=True)
-class Trim:
+class Trim(msgspec.Struct, frozen=True):
     """Let the worker give back what it keeps of earlier prompts."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True):
     """Take exclusive use of the worker; then report `taken`."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class GiveBack:
+class GiveBack(msgspec.Struct, frozen=True):
     """End the exclusive use of the worker, taken or only asked for."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(msgspec.Struct, frozen=True):
     """The machine belongs to whoever asked for this lease."""
 
     lease: int

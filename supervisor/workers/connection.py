@@ -36,13 +36,29 @@ class UpstreamError(Exception):
 
 
 class UpstreamResponse:
-    """An answer whose head has come.
+    """An answer that comes, or has come.
 
     An async context manager: leaving it before the end closes the connection, so that the worker stops.
     """
 
+    __slots__ = (
+        "_buffered_bytes",
+        "_chunks",
+        "_connection",
+        "_ended",
+        "_error",
+        "_sink",
+        "_sink_error",
+        "_sink_waits",
+        "_waiter",
+        "headers",
+        "on_arrival",
+        "status",
+    )
+
     def __init__(self, connection: "Connection") -> None:
         self.status = 0
+        """0 until the head has come."""
         self.headers: list[tuple[bytes, bytes]] = []
         self._connection = connection
         self._chunks: list[bytes] = []
@@ -53,6 +69,8 @@ class UpstreamResponse:
         self._sink: Sink | None = None
         self._sink_waits = False
         self._sink_error: Exception | None = None
+        self.on_arrival: Callable[[], None] | None = None
+        """Called once, instead of waking who waits, when the head or the end has come. Must not raise."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,6 +90,18 @@ class UpstreamResponse:
             self._connection.fail("the answer was left before its end")
         self._chunks.clear()
 
+    async def head(self) -> None:
+        """Wait until the head has come. Raises UpstreamError when none comes."""
+        try:
+            while self.status == 0 and not self._is_over():
+                await self._wait()
+        except asyncio.CancelledError:
+            # Not the connection itself: the answer may be complete, and the next request on its way.
+            self.close()
+            raise
+        if self.status == 0:
+            await self.read()  # raises what ended it
+
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
 
@@ -86,9 +116,14 @@ class UpstreamResponse:
                 raise StopAsyncIteration
         return self._take()
 
-    def whole(self) -> bytes | None:
-        """The rest of the body, if all of it is there."""
-        return (self._take() if self._chunks else b"") if self._ended else None
+    @property
+    def ended(self) -> bool:
+        """All of it has come."""
+        return self._ended
+
+    def whole(self) -> bytes:
+        """The body of an answer that has `ended`, as far as it was not taken before."""
+        return self._take() if self._chunks else b""
 
     async def read(self) -> bytes:
         """The rest of the body. Raises UpstreamError if it was cut."""
@@ -124,7 +159,10 @@ class UpstreamResponse:
             self._waiter = None
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self.on_arrival is not None:
+            told, self.on_arrival = self.on_arrival, None
+            told()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _take(self) -> bytes:
@@ -164,13 +202,14 @@ class UpstreamResponse:
             self._connection.pause()
 
     def end(self, error: UpstreamError | None = None) -> None:
-        if not self._is_over():
-            self._ended = error is None
-            self._error = error
-            self.arrived()
+        if self._ended or self._error is not None:
+            return
+        self._ended = error is None
+        self._error = error
+        self.arrived()
 
     def arrived(self) -> None:
-        """What one read brought has been fed, or the end has come."""
+        """What one read brought has been fed, the head or a part of the body, or the end has come."""
         if self._sink is not None:
             self._drain()
             if not self._is_over():
@@ -202,7 +241,6 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._usable = True
         # The exchange in hand.
-        self._head: asyncio.Future[None] | None = None
         self._response: UpstreamResponse | None = None
         self._is_head_request = False
         self._head_bytes = 0
@@ -210,8 +248,8 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._keep_alive = False
 
-    async def request(self, method: str, target: bytes, headers: Headers, body: bytes) -> UpstreamResponse:
-        """Send a request and wait for the head of its answer."""
+    def send(self, method: str, target: bytes, headers: Headers, body: bytes) -> UpstreamResponse:
+        """Send a request. Returns its answer, whose head is still to come."""
         assert self._transport is not None
         lines = [method.encode(), b" ", target, b" HTTP/1.1\r\n", _HOST]
         for name, value in headers:
@@ -219,7 +257,6 @@ class Connection(asyncio.Protocol):
         if body or method not in ("GET", "HEAD"):
             lines.append(b"content-length: %d\r\n" % len(body))
         lines.append(b"\r\n")
-        self._head = self.loop.create_future()
         response = self._response = UpstreamResponse(self)
         self._is_head_request = method == "HEAD"
         self._head_bytes = 0
@@ -230,14 +267,6 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.write(b"".join(lines))
             self._transport.write(body)
-        try:
-            await self._head
-        except asyncio.CancelledError:
-            # Not the connection itself: the answer may be complete, and the next request on its way.
-            response.close()
-            raise
-        if response.status == 0:
-            await response.read()  # raises what ended it
         return response
 
     def is_fresh(self, oldest: float) -> bool:
@@ -266,7 +295,6 @@ class Connection(asyncio.Protocol):
         response, self._response = self._response, None
         if response is not None:
             response.end(UpstreamError(reason, began=response.status != 0))
-            self._head_came()
         self._owner.dropped(self)
 
     # asyncio.Protocol
@@ -280,7 +308,8 @@ class Connection(asyncio.Protocol):
         if response is None:
             self.fail("the worker spoke without being asked")
             return
-        if response.status == 0:
+        awaited = response.status == 0
+        if awaited:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -292,9 +321,10 @@ class Connection(asyncio.Protocol):
             return
         if self._complete:
             self._finish(response)
-        elif response.status == 0 and self._head_bytes > MAX_HEAD_BYTES:
-            self.fail("the head of the worker's answer is too long")
-        elif response.has_body:
+        elif response.status == 0:
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.fail("the head of the worker's answer is too long")
+        elif awaited or response.has_body:
             response.arrived()
 
     def eof_received(self) -> None:
@@ -306,10 +336,6 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.fail(f"the worker closed the connection{f': {error}' if error else ''}")
 
-    def _head_came(self) -> None:
-        if self._head is not None and not self._head.done():
-            self._head.set_result(None)
-
     def _ends_with_connection(self, response: UpstreamResponse) -> bool:
         return not any(name in (b"content-length", b"transfer-encoding") for name, _ in response.headers)
 
@@ -319,7 +345,8 @@ class Connection(asyncio.Protocol):
         response.end()
         # An answer may come before the request is out: what is left of it would be taken for the next one.
         if self._keep_alive and not self._transport.get_write_buffer_size():
-            self.resume()
+            if self._paused:
+                self.resume()
             self._owner.returned(self)
         else:
             self.fail("the answer ended")
@@ -348,7 +375,6 @@ class Connection(asyncio.Protocol):
             # The parser can't be told that no body follows: it serves no second request.
             self._complete = True
             self._keep_alive = False
-        self._head_came()
 
     def on_body(self, body: bytes) -> None:
         if self._response is not None and not self._complete:

@@ -157,10 +157,20 @@ class Pool:
         """
         return SlotRequest(self, entry, after)
 
+    def slot_at_once(self, entry: ModelEntry) -> Slot | None:
+        """A slot for who would get one as soon as it came, and has to leave it; None if it would not."""
+        if self._entries.get(entry.id) is not entry or entry.problem is not None:
+            return None
+        number = next(self._numbers)
+        if not self._residency.admit_at_once(number, entry.id, self._loop.time()):
+            return None
+        # Time changes nothing of a model in use: there is no tick to plan.
+        return self._slot(number, self._keepers[entry.id])
+
     async def load(self, entry: ModelEntry) -> None:
         """Load the model by hand, also one that has failed. Raises PublicError when it can't be."""
-        number, _ = await self.enter(entry, by_hand=True)
-        self.leave(number)
+        slot = await self.enter(entry, by_hand=True)
+        slot.leave()
 
     async def unload(self, model_id: str) -> None:
         """End the model's worker when it has finished what it was given; returns when it is gone."""
@@ -289,8 +299,10 @@ class Pool:
 
     # What slots ask for.
 
-    async def enter(self, entry: ModelEntry, *, after: int = 0, by_hand: bool = False) -> tuple[int, Slot]:
-        """Wait for a slot; `leave` must be called with its number. Raises PublicError."""
+    async def enter(self, entry: ModelEntry, *, after: int = 0, by_hand: bool = False) -> Slot:
+        """Wait for a slot, which has to be left. Raises PublicError."""
+        if not (after or by_hand) and (slot := self.slot_at_once(entry)) is not None:
+            return slot
         if entry.problem is not None:
             raise failures.broken(entry.id, entry.problem)
         if not self._begun.is_set():
@@ -307,17 +319,12 @@ class Pool:
         actions = self._residency.arrived(
             number, self._books.traits(entry), self._loop.time(), by_hand=by_hand, again=after > 0
         )
-        only = actions[0] if len(actions) == 1 else None
-        if isinstance(only, Admit) and only.request == number:
-            # The usual case: nobody waits for anything.
-            self._plan_tick()
-            return number, self._slot(keeper)
         waiter: asyncio.Future[Slot] = self._loop.create_future()
         self._waiters[number] = waiter
         self._do(actions)
         self._plan_tick()
         try:
-            return number, await waiter
+            return await waiter
         except asyncio.CancelledError:
             # It may have been admitted or refused in this very moment.
             if waiter.done() and not waiter.cancelled():
@@ -328,7 +335,9 @@ class Pool:
 
     def leave(self, number: int) -> None:
         """The request with this number is over."""
-        self._do(self._residency.left(number, self._loop.time()))
+        actions = self._residency.left(number, self._loop.time())
+        if actions:
+            self._do(actions)
         self._plan_tick()
         if self._spare_due is not None and not self._residency.running():
             self._encourage()
@@ -429,9 +438,8 @@ class Pool:
         match action:
             case Admit(number, model_id):
                 waiter = self._waiters.pop(number, None)
-                slot = self._slot(self._keeper(model_id))
                 if waiter is not None and not waiter.done():
-                    waiter.set_result(slot)
+                    waiter.set_result(self._slot(number, self._keeper(model_id)))
             case Refuse(number, model_id, why):
                 waiter = self._waiters.pop(number, None)
                 if waiter is not None and not waiter.done():
@@ -479,11 +487,10 @@ class Pool:
             case Why.STOPPING:
                 return failures.stopping()
 
-    @staticmethod
-    def _slot(keeper: Keeper) -> Slot:
+    def _slot(self, number: int, keeper: Keeper) -> Slot:
         assert keeper.life is not None
         keeper.touch()
-        return Slot(keeper, keeper.life)
+        return Slot(self, number, keeper, keeper.life)
 
     def _keeper(self, model_id: str) -> Keeper:
         keeper = self._keepers.get(model_id)

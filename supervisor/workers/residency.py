@@ -88,13 +88,7 @@ class Residency:
             model.retry_s = now
         elif not again and len(model.waiting) + len(model.admitted) >= traits.limit:
             return self._refuse_new(request, model, Why.QUEUE_FULL)
-        if (
-            model.phase == "ready"
-            and not (model.waiting or model.yielding or model.leaving or model.leased or self._leases)
-            and len(model.admitted) < traits.window
-        ):
-            self._requests[request] = model
-            model.enter(request, now)
+        if self.admit_at_once(request, traits.id, now):
             return [Admit(request, traits.id)]
         if not (by_hand or again) and self.waiting_count() >= self._max_waiting:
             return self._refuse_new(request, model, Why.CROWDED)
@@ -102,6 +96,16 @@ class Residency:
         model.waiting[request] = now
         model.deserted_s = None
         return self._settle(now)
+
+    def admit_at_once(self, request: int, model_id: str, now: float) -> bool:
+        """As `arrived`, for a model whose traits have not changed, if that would admit the request and do
+        nothing else; whether it does."""
+        model = self._models.get(model_id)
+        if model is None or self._closing or not self._is_open(model):
+            return False
+        self._requests[request] = model
+        model.enter(request, now)
+        return True
 
     def left(self, request: int, now: float) -> list[Action]:
         """The request is over: answered, failed, or abandoned while it waited."""
@@ -117,15 +121,19 @@ class Residency:
             del model.waiting[request]
             if model.phase == "starting" and not model.waiting:
                 model.deserted_s = now
-        # The usual case, once per request: nobody waits for anything.
-        if not self._leases and not any(
-            other.waiting or other.leaving or other.retired or other.deserted_s is not None
-            for other in self._models.values()
-        ):
-            if model.phase == "absent" or self._over_budget:
+        if self._leases or model.phase == "absent":
+            return self._settle(now)
+        booked_bytes = 0
+        for other in self._models.values():
+            if other.waiting or other.leaving or other.retired or other.deserted_s is not None:
                 return self._settle(now)
-            return self._relieve(model)
-        return self._settle(now)
+            booked_bytes += other.booked_bytes
+        if booked_bytes > self._budget_bytes:
+            return self._settle(now)
+        # The usual case, once per request: nobody waits for anything.
+        if self._pressed and model.at_rest and model.movable:
+            return [self._stop(model, "pressure")]
+        return []
 
     # What happens to workers.
 
@@ -327,7 +335,7 @@ class Residency:
     @property
     def booked_bytes(self) -> int:
         """What all workers count for, also those that are not reaped yet."""
-        return sum(model.booked_bytes for model in self._models.values())
+        return sum([model.booked_bytes for model in self._models.values()])
 
     @property
     def lease_granted(self) -> int | None:
@@ -336,18 +344,12 @@ class Residency:
 
     def next_tick(self, now: float) -> float | None:
         """When `tick` may have something to do, if nothing happens until then."""
-        times = [
-            time
-            for model in self._models.values()
-            for time in (
-                model.expires_s,
-                model.abandoned_at_s,
-                model.retry_s if model.phase == "absent" and model.waiting and model.retry_s > now else None,
-                model.held_until_s if model.yielding and model.at_rest and model.is_held(now) else None,
-            )
-            if time is not None
-        ]
-        return min(times, default=None)
+        due_s: float | None = None
+        for model in self._models.values():
+            time = model.due_s(now)
+            if time is not None and (due_s is None or time < due_s):
+                due_s = time
+        return due_s
 
     def model(self, model_id: str) -> Resident | None:
         """What is remembered of the model, to be looked at and not touched."""
@@ -411,6 +413,13 @@ class Residency:
 
     # How it is decided.
 
+    def _is_open(self, model: Resident) -> bool:
+        return (
+            model.phase == "ready"
+            and not (model.waiting or model.yielding or model.leaving or model.leased or self._leases)
+            and len(model.admitted) < model.traits.window
+        )
+
     @property
     def _over_budget(self) -> bool:
         return self.booked_bytes > self._budget_bytes
@@ -441,12 +450,6 @@ class Residency:
         for model_id in done:
             del self._models[model_id]
         return actions
-
-    def _relieve(self, model: Resident) -> list[Action]:
-        """After the end of a request that nobody waited for: what pressure asks of a model at rest."""
-        if self._pressed and model.at_rest and model.movable:
-            return [self._stop(model, "pressure")]
-        return []
 
     def _make_room(self, now: float) -> Iterator[Action]:
         loads = not (self._leases or self._pressed or self._closing)

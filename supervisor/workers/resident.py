@@ -115,6 +115,23 @@ class Resident:
             return self.used_s + self.traits.idle_unload_s
         return None
 
+    def due_s(self, now: float) -> float | None:
+        """When time alone changes what becomes of it; None if nothing else happens to it then."""
+        match self.phase:
+            case "ready":
+                if self.admitted or not self.at_rest:
+                    return None
+                if self.yielding and self.is_held(now):
+                    expires_s = self.expires_s
+                    return self.held_until_s if expires_s is None else min(expires_s, self.held_until_s)
+                return self.expires_s
+            case "starting":
+                return self.abandoned_at_s
+            case "absent" if self.waiting and self.retry_s > now:
+                return self.retry_s
+            case _:
+                return None
+
     def begin_turn(self, now: float) -> None:
         """Whoever waits now is served before it has to yield."""
         self.turn = len(self.waiting)

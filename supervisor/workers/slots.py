@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from shared.errors import PublicError
 from supervisor.catalog.catalog import ModelEntry
@@ -15,15 +15,32 @@ _EXIT_KNOWN_S: Final = 1.0
 
 
 class Slot:
-    """A place at a ready worker: it is neither unloaded nor evicted while this is held."""
+    """A place at a ready worker: it is neither unloaded nor evicted while this is held, which ends by `leave`
+    or with an `async with`."""
 
-    __slots__ = ("_keeper", "_life", "generation", "upstream")
+    __slots__ = ("_keeper", "_life", "_number", "_source", "generation", "upstream")
 
-    def __init__(self, keeper: Keeper, life: Life) -> None:
+    def __init__(self, source: "SlotSource", number: int, keeper: Keeper, life: Life) -> None:
+        self._source = source
+        self._number = number
         self._keeper = keeper
         self._life = life
         self.upstream: Upstream = life.upstream
         self.generation = life.generation
+
+    def leave(self) -> None:
+        """Give it back. Idempotent."""
+        number, self._number = self._number, 0
+        if number:
+            self._source.leave(number)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
 
     async def failure(self) -> PublicError:
         """What to tell the client after an UpstreamError. Waits a moment until the exit is known."""
@@ -40,8 +57,8 @@ class Slot:
 class SlotSource(Protocol):
     """Who gives slots: the pool."""
 
-    async def enter(self, entry: ModelEntry, *, after: int) -> tuple[int, Slot]:
-        """Wait for a slot; its number has to be given to `leave`."""
+    async def enter(self, entry: ModelEntry, *, after: int) -> Slot:
+        """Wait for a slot."""
 
     def leave(self, number: int) -> None:
         """The slot with this number is free."""
@@ -50,19 +67,20 @@ class SlotSource(Protocol):
 class SlotRequest:
     """`async with`: waits for a slot, and gives it back. Raises PublicError when there is none to be had."""
 
-    __slots__ = ("_after", "_entry", "_number", "_source")
+    __slots__ = ("_after", "_entry", "_slot", "_source")
 
     def __init__(self, source: SlotSource, entry: ModelEntry, after: int) -> None:
         self._source = source
         self._entry = entry
         self._after = after
-        self._number = 0
+        self._slot: Slot | None = None
 
     async def __aenter__(self) -> Slot:
-        self._number, slot = await self._source.enter(self._entry, after=self._after)
-        return slot
+        self._slot = await self._source.enter(self._entry, after=self._after)
+        return self._slot
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._source.leave(self._number)
+        if self._slot is not None:
+            self._slot.leave()

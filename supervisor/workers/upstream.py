@@ -21,8 +21,9 @@ class Upstream:
         self._idle_s = idle_s
         self._max_idle = max_idle
         self._closed = False
+        self._connections: set[Connection] = set()
         self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
+        """Those of them that carry nothing now."""
         self._sweep: asyncio.TimerHandle | None = None
 
     async def request(
@@ -33,7 +34,14 @@ class Upstream:
         `target` and `headers` go out as they are; host and content-length are added. Raises UpstreamError.
         """
         connection = self._idle_connection() or await self._connect()
-        return await connection.request(method, target, headers, body)
+        response = connection.send(method, target, headers, body)
+        await response.head()
+        return response
+
+    def send(self, method: str, target: bytes, headers: Headers, body: bytes) -> UpstreamResponse | None:
+        """As `request`, at once: the head is still to come. None if that takes a new connection."""
+        connection = self._idle_connection()
+        return None if connection is None else connection.send(method, target, headers, body)
 
     def close(self) -> None:
         """End every connection; open answers end with UpstreamError. Idempotent."""
@@ -41,7 +49,7 @@ class Upstream:
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
-        for connection in [*self._idle, *self._busy]:
+        for connection in list(self._connections):
             connection.fail("the worker is being stopped")
 
     def _idle_connection(self) -> Connection | None:
@@ -49,7 +57,6 @@ class Upstream:
         while self._idle:
             connection = self._idle.pop()
             if connection.is_fresh(connection.loop.time() - self._idle_s):
-                self._busy.add(connection)
                 return connection
             connection.fail("idle for too long, or closed by the worker")
         return None
@@ -63,7 +70,7 @@ class Upstream:
             raise UpstreamError(
                 f"can't connect to the worker: {error.strerror or error}", began=False, connected=False
             ) from error
-        self._busy.add(connection)
+        self._connections.add(connection)
         try:
             self._check_open()
         except UpstreamError:
@@ -77,7 +84,6 @@ class Upstream:
 
     def returned(self, connection: Connection) -> None:
         """Called by a connection whose answer ended in good order."""
-        self._busy.discard(connection)
         if self._closed or len(self._idle) >= self._max_idle:
             connection.fail("no room for another idle connection")
             return
@@ -88,7 +94,7 @@ class Upstream:
 
     def dropped(self, connection: Connection) -> None:
         """Called by a connection that is over."""
-        self._busy.discard(connection)
+        self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 

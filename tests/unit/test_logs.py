@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.telemetry.appendfile import AppendFile, LogLimits, older
-from supervisor.telemetry.events import Event, Events
+from supervisor.telemetry.events import Event, Events, Field
 from supervisor.telemetry.lines import log_line, terminal_line
 from supervisor.telemetry.logs import LogFile, Logs
 
@@ -83,6 +83,27 @@ def test_no_text_breaks_out_of_its_line(name: str, value: str) -> None:
     assert line.startswith("1970-01-01T00:00:00.000Z info a.b ")
     assert line[:-1].isprintable()
     assert line[-1] == "\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({}, ""),
+        ({"a": "b", "n": 3, "s": 0.1234567891}, " a=b n=3 s=0.123457"),
+        ({"a": "b c", "n": 3}, ' a="b c" n=3'),
+        ({"a": "", "b": "x" * 201}, f' a="" b={"x" * 201}'),
+        ({"a": True, "b": False, "c": None, "d": 1}, " a=true b=false d=1"),
+        ({"a": 1e300, "b": float("inf"), "c": -0.0, "d": 10**30}, f" a=1e+300 b=inf c=-0 d={10**30}"),
+        ({"100%": "100%", "b": "%s"}, " 100%=100% b=%s"),
+        ({"a b": 1, "c": "\n"}, ' "a b"=1 c="\\n"'),
+    ],
+)
+def test_a_line_has_every_field_as_it_is(fields: dict[str, Field], line: str) -> None:
+    """Whether its shape was known or not."""
+    for _ in range(2):
+        assert log_line(Event(0.0, "a.b", "info", fields)).decode() == (
+            f"1970-01-01T00:00:00.000Z info a.b{line}\n"
+        )
 
 
 def test_a_giant_text_is_cut(log: Path, events: Events) -> None:

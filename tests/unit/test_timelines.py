@@ -3,6 +3,8 @@
 import time
 from typing import Any
 
+import msgspec
+
 from shared.activity import FirstToken, RequestFinished, RequestStarted
 from supervisor.telemetry.events import Event, Events
 from supervisor.telemetry.timelines import KEPT, Timelines
@@ -40,6 +42,24 @@ async def test_a_request_from_its_coming_to_its_end() -> None:
     (event,) = seen
     assert event.kind == "request.finished"
     assert (event.fields["request"], event.fields["status"], event.fields["tokens_out"]) == ("a", 200, 9)
+
+
+async def test_the_event_says_what_the_timeline_shows() -> None:
+    timelines, seen = watched()
+    for name, ended in (("whole", True), ("bare", False)):
+        mark = timelines.begin(name, "/v1/messages", time.monotonic())
+        if ended:
+            mark.parsed("m", "ready")
+            mark.placed()
+            worked(timelines, name, time.monotonic())
+        timelines.end(mark, 200)
+    timelines.close()
+    for event in seen:
+        shown = msgspec.to_builtins(timelines.find(str(event.fields["request"])))
+        told = {**event.fields, "id": event.fields["request"], "received_at": shown["received_at"]}
+        told.pop("request")
+        assert told == shown
+    assert len(seen) == 2
 
 
 async def test_what_the_worker_tells_may_come_after_the_end() -> None:

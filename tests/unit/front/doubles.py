@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -40,8 +41,21 @@ Worker = Callable[[asyncio.StreamReader, asyncio.StreamWriter, bytes], Awaitable
 
 @dataclass
 class FixedSlot:
+    pool: "FixedPool"
     upstream: Upstream
     generation: int
+    left: bool = False
+
+    def leave(self) -> None:
+        if not self.left:
+            self.left = True
+            self.pool.held -= 1
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.leave()
 
     async def failure(self) -> PublicError:
         return PublicError(502, "engine_unavailable", f"The worker of spawn {self.generation} died.")
@@ -73,12 +87,17 @@ class FixedPool:
                 self.waiting -= 1
         if self.refusal:
             raise self.refusal
+        async with self._take(after) as slot:
+            yield slot
+
+    def slot_at_once(self, _: ModelEntry) -> FixedSlot | None:
+        closed = self.gate is not None and not self.gate.is_set()
+        return None if self.refusal or closed else self._take(0)
+
+    def _take(self, after: int) -> FixedSlot:
         self.taken += 1
         self.held += 1
-        try:
-            yield FixedSlot(self.workers[min(after, len(self.workers) - 1)], after + 1)
-        finally:
-            self.held -= 1
+        return FixedSlot(self, self.workers[min(after, len(self.workers) - 1)], after + 1)
 
     def capabilities_of(self, model_id: str) -> tuple[str, ...] | None:
         return ("chat",) if model_id == "a" else None

@@ -225,7 +225,13 @@ class World:
         self.came_s[request] = self.now
         if by_hand:
             self.failed.discard(model.id)
-        actions = self.policy.arrived(request, model, self.now, by_hand=by_hand, again=again)
+        known = self.policy.model(model.id)
+        usual = not (by_hand or again) and known is not None and known.traits == model
+        # Half of those that might be are asked for as the pool asks for most.
+        if usual and request % 2 and self.policy.admit_at_once(request, model.id, self.now):
+            actions: list[Action] = [Admit(request, model.id)]
+        else:
+            actions = self.policy.arrived(request, model, self.now, by_hand=by_hand, again=again)
         for action in actions:
             if isinstance(action, Refuse) and action.request == request:
                 assert action.why is not Why.QUEUE_FULL or not (room or by_hand or again)
