@@ -71,9 +71,18 @@ class Trimmed(msgspec.Struct, frozen=True):
 
 
 class LimitAsked(msgspec.Struct, frozen=True):
-    """`POST /admin/memory/limit`: take no more than `bytes` from now on. What runs already goes on."""
+    """`POST /admin/memory/limit`: take no more than `bytes` from now on. What runs already goes on.
+
+    A row that needs more waits, and `wanted_bytes` of the next readings asks for it.
+    """
 
     bytes: int
+    most_bytes: int | None = None
+    """There will never be more than this, so a row that needs it is refused. None is the whole budget."""
+    pinned: dict[str, int] = {}
+    """Models that always stay beside it, and what they hold."""
+    back: bool = False
+    """Give rows back that need more than `bytes`, instead of letting them wait."""
 
 
 class Limited(msgspec.Struct, frozen=True):

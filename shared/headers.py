@@ -21,6 +21,8 @@ NAMING: Final = (
 """Headers that name a request, the trace that it is part of, and its conversation."""
 PASSED_ON: Final = (b"content-type", b"accept", *NAMING)
 """Headers that a worker gets of a client. The others stay here: keys, hosts, who is said to have asked."""
+HANDED_BACK: Final = b"x-handed-back"
+"""Of a worker's 503: nothing was done for the request, whose supervisor is to find another moment for it."""
 _ONCE: Final = frozenset({b"host", b"origin", b"content-type", b"sec-fetch-site"})
 
 

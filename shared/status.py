@@ -51,7 +51,12 @@ class Memory(msgspec.Struct, frozen=True):
     """KV cache of the running rows, and of the draft."""
     prompt_cache_bytes: int = 0
     reserved_bytes: int = 0
-    """The weights, and what the rows that were let in will hold in the end, as far as can be told."""
+    """The process, the weights, and what the rows that were let in will hold in the end, as far as can be
+    told."""
+    wanted_bytes: int = 0
+    """What it would have to be allowed to take for a row that waits; 0 when none needs more than it may."""
+    number: int = 0
+    """Counts the readings of one process: what a later one says is true."""
     working_set_bytes: int = 0
     """What the GPU may hold before macOS pages (Metal's recommended working set); 0 on CPU."""
 

@@ -14,7 +14,7 @@ import msgspec
 
 from shared import sse
 from shared.errors import Api, PublicError
-from shared.headers import PASSED_ON
+from shared.headers import HANDED_BACK, PASSED_ON
 from supervisor.catalog.catalog import ModelEntry
 from supervisor.http.exchange import Exchange, Work
 from supervisor.pings import Ping, Pings
@@ -206,10 +206,10 @@ class Relay:
     async def run(self) -> None:
         """See `forward`."""
         request = self._request
-        failed = 0
+        failed = after = 0
         with request.exchange.while_connected():
             while True:
-                async with self._slot or self._pool.slot(request.entry, after=failed) as slot:
+                async with self._slot or self._pool.slot(request.entry, after=after) as slot:
                     self._slot = None
                     response, self._response = self._response, None
                     try:
@@ -222,23 +222,30 @@ class Relay:
                         else:
                             await response.head()
                         try:
-                            await self._answer.pass_on(response)
+                            if not handed_back(response):
+                                await self._answer.pass_on(response)
+                                return
+                            after = slot.generation
                         finally:
                             response.close()
-                        return
                     except UpstreamError as error:
                         if self._answer.began:
                             self._answer.cut(await slot.failure())
                             return
                         if failed:
                             raise await slot.failure() from error
-                        failed = slot.generation
+                        failed = after = slot.generation
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         fields = self._request.fields
         headers = [(name, fields[name]) for name in PASSED_ON if name in fields]
         headers += self._request.told
         return headers
+
+
+def handed_back(response: UpstreamResponse) -> bool:
+    """Whether the worker has no room for the request before it has made room itself: ask again."""
+    return response.status == 503 and any(name == HANDED_BACK for name, _ in response.headers)
 
 
 class _Answer:
@@ -260,7 +267,7 @@ class _Answer:
     def pass_on_whole(self, response: UpstreamResponse) -> bool:
         """Pass on an answer all of which has come at once, as small ones do. False if it is another one, of
         which nothing went out."""
-        if not response.ended or self._exchange.started:
+        if not response.ended or self._exchange.started or handed_back(response):
             return False
         headers = self._open(response)
         if self._is_events:

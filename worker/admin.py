@@ -167,7 +167,10 @@ class Admin:
         check_range(asked.bytes, "bytes", 0, float("inf"))
         if self.share is None:
             raise loading()
-        left = self.share.limit(asked.bytes)
+        check_range(asked.most_bytes, "most_bytes", 0, float("inf"))
+        left = self.share.limit(
+            asked.bytes, most_bytes=asked.most_bytes, pinned=asked.pinned, back=asked.back
+        )
         await exchange.answer(200, msgspec.json.encode(Limited(left.kv_bytes, self._read_memory())))
 
     async def cache(self, exchange: Exchange) -> None:
@@ -264,6 +267,8 @@ def _first(errors: BaseExceptionGroup[PublicError]) -> PublicError:
 
 
 def _moved(before: Memory, now: Memory) -> bool:
+    if now.wanted_bytes != before.wanted_bytes:
+        return True
     tolerance = _CHANGE * max(before.footprint_bytes, 1)
     figures = ("active_bytes", "cache_bytes", "footprint_bytes", "kv_bytes", "reserved_bytes")
     return any(abs(getattr(now, name) - getattr(before, name)) > tolerance for name in figures)

@@ -37,7 +37,7 @@ from worker.embeddings import Embeddings
 from worker.engine.activity import REQUEST_ID, Feed
 from worker.engine.admission import Admission
 from worker.engine.jobs import Jobs
-from worker.engine.memory import bound_allocator, read_memory, working_set_bytes
+from worker.engine.memory import bound_allocator, process_bytes, read_memory, working_set_bytes
 from worker.engine.needs import Needs, measure
 from worker.engine.opening import make_embedder, open_engine
 from worker.engine.prompt_cache import PromptCache
@@ -92,6 +92,7 @@ class App:
         self._died: BaseException | None = None
         self._ending = asyncio.Event()
         self._working_set_bytes = working_set_bytes()
+        self._readings = 0
         admin = self._admin = Admin(
             record=record,
             engine=self._engine,
@@ -350,13 +351,16 @@ class App:
         self._ending.set()
 
     def _read_memory(self) -> Memory:
-        model = self._model
+        model, share = self._model, self._share
+        self._readings += 1
         return read_memory(
             weights_bytes=0 if model is None else model.weights_bytes,
             draft_bytes=0 if model is None or model.draft is None else model.draft.weights_bytes,
             kv_bytes=self._engine.kv_bytes,
             prompt_cache_bytes=0 if self._state is None else self._state.nbytes,
-            reserved_bytes=0 if self._share is None else self._share.reserved_bytes,
+            reserved_bytes=0 if share is None else share.reserved_bytes,
+            wanted_bytes=0 if share is None else share.wanted_bytes,
+            number=self._readings,
             working_set=self._working_set_bytes,
         )
 
@@ -364,13 +368,13 @@ class App:
         """Find out how much there may be of rows and of what is kept of them, and what is on disk."""
         options = self.record.options
 
-        def prepare() -> Needs:
+        def prepare() -> tuple[Needs, int]:
             bound_allocator(self._working_set_bytes)
             needs = measure(model.network) if model.writes else Needs()
             draft = None if model.draft is None else measure(model.draft.network)
-            return msgspec.structs.replace(needs, draft=draft)
+            return msgspec.structs.replace(needs, draft=draft), process_bytes()
 
-        needs = await self._engine.call(prepare)
+        needs, beside_bytes = await self._engine.call(prepare)
         share = self._share = self._admin.share = Share(
             self._admission,
             needs,
@@ -378,7 +382,9 @@ class App:
             weights_bytes=model.weights_bytes + (0 if model.draft is None else model.draft.weights_bytes),
             working_set_bytes=self._working_set_bytes,
             keeps_prompts=model.writes,
+            process_bytes=beside_bytes,
         )
+        self._admission.on_want = self._feed.nudge
         prompt_bytes = share.room.prompt_bytes if model.writes else 0
         cache = PromptCache(prompt_bytes) if self._ranks is None else self._ranks.cache(prompt_bytes)
         state = PromptState(self._engine, cache, room_bytes=share.room.kv_bytes, cuttable=needs.cuttable)

@@ -257,7 +257,12 @@ class Completions:
         )
 
     def _turn(self, number: int, adapter: str) -> Turn:
-        return Turn(lambda: self._start(number), lambda: self._length(number), adapter=adapter)
+        return Turn(
+            lambda: self._start(number),
+            lambda: self._length(number),
+            adapter=adapter,
+            refuse=lambda error: self._refuse(number, error),
+        )
 
     def _reply(
         self,
@@ -315,6 +320,12 @@ class Completions:
         reply.start()
         self._state.make_room(self._admission.rows_bytes)
         self._engine.insert(reply.row)
+
+    def _refuse(self, number: int, error: PublicError) -> None:
+        reply = self._replies[number]
+        if not reply.over:
+            reply.fail(error)
+            self._drop(reply)
 
     def _length(self, number: int) -> int:
         """Tokens that memory is to be there for."""

@@ -61,6 +61,9 @@ def ps(home: HomeOption = None, json: JsonOption = False) -> None:
     for waiting in engine["waiting"]:
         say(_told(waiting))
     for worker in workers:
+        if worker["asks"]:
+            say(asking(worker))
+    for worker in workers:
         if worker["state"] == "failed":
             say(f"{worker['id']} died too often; try again with: mlx-supervisor load {worker['id']}")
 
@@ -99,6 +102,17 @@ def _row(worker: dict[str, Any]) -> tuple[str, ...]:
         str(worker["queued"]),
         "-" if worker["idle_s"] is None else format_duration(worker["idle_s"]),
         str(worker["restarts"]),
+    )
+
+
+def asking(worker: dict[str, Any]) -> str:
+    """That a row of the worker needs more than it may take, and who has that."""
+    asks = worker["asks"]
+    held = ", ".join(f"{name} ({format_size(size)})" for name, size in asks["behind"].items())
+    more = format_size(max(0, asks["bytes"] - worker["share_bytes"]))
+    return (
+        f"{worker['id']} waits for {more} more for a long prompt{f', held by {held}' if held else ''}, "
+        f"since {format_duration(asks['since_s'])}"
     )
 
 

@@ -9,6 +9,7 @@ import typer
 
 from shared.sizes import format_duration, format_size
 from supervisor.cli.errors import NotRunningError
+from supervisor.cli.models import asking
 from supervisor.cli.options import HomeOption, supervisor_of
 from supervisor.cli.terminal import clean
 
@@ -94,6 +95,7 @@ def _page(
     for line in engine["waiting"]:
         since = format_duration(line["oldest_s"])
         parts.append(clean(f"{line['count']} wait for {line['id']} since {since}: {line['reason']}"))
+    parts += [clean(asking(worker)) for worker in engine["workers"] if worker.get("asks")]
     parts += [clean(f"lease: {lease.get('holder')}") for lease in engine.get("leases") or ()]
     if stats["running"]:
         parts += ["", _requests(stats["running"])]

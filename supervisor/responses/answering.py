@@ -7,7 +7,7 @@ import orjson
 
 from shared.errors import PublicError
 from shared.headers import Headers
-from supervisor.relay import Slots
+from supervisor.relay import Slots, handed_back
 from supervisor.responses.transcript import Transcript
 from supervisor.responses.turns import Resolved
 from supervisor.telemetry.timelines import Mark
@@ -37,14 +37,17 @@ async def answer(
     """
     headers = (_JSON, *naming, request.header(announced=announced))
     body = request.body(stream=True)
-    failed = 0
+    failed = after = 0
     heard = False
     while True:
-        async with pool.slot(request.entry, after=failed) as slot:
+        async with pool.slot(request.entry, after=after) as slot:
             if mark is not None:
                 mark.placed()
             try:
                 async with await slot.upstream.request("POST", b"/v1/responses", headers, body) as response:
+                    if handed_back(response):
+                        after = slot.generation
+                        continue
                     if response.status != 200:
                         raise await refusal(response)
                     transcript.warnings = response.warnings()
@@ -64,7 +67,7 @@ async def answer(
                     return
                 if failed:
                     raise await slot.failure() from error
-                failed = slot.generation
+                failed = after = slot.generation
 
 
 async def refusal(response: UpstreamResponse) -> PublicError:

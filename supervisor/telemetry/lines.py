@@ -114,6 +114,7 @@ _SENTENCES: Final[dict[str, tuple[str, ...]]] = {
     "worker.died": ("{model}: died: {how}",),
     "worker.failed": ("{model}: given up: {reason}; to try again: mlx-supervisor load {model}",),
     "worker.gone": ("{model}: unloaded",),
+    "worker.asks": ("{model}: a row needs {wanted_bytes} and may take {share_bytes}; it waits for {behind}",),
     "model.too_large": (
         "{model}: needs {needs_bytes} and can't be loaded: all models together may take {budget_bytes} "
         "(memory.budget)",

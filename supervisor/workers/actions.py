@@ -98,6 +98,17 @@ class Trim(msgspec.Struct, frozen=True):
     model: str
 
 
+class Share(msgspec.Struct, frozen=True):
+    """What a worker is told about memory."""
+
+    bytes: int
+    """It may take so much."""
+    most_bytes: int
+    """It can be given so much, if it asks and waits."""
+    back: bool = False
+    """Rows that need more than it may take are given back: they would wait for one who waits for them."""
+
+
 class Lease(msgspec.Struct, frozen=True):
     """Take exclusive use of the worker; then report `taken`."""
 

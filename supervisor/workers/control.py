@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from shared.admin import CacheStats, DrainAsked, Drained, Health, LimitAsked, Limited, TrimAsked, Trimmed
+from shared.status import Memory
 from supervisor.workers.upstream import Upstream, UpstreamError
 
 # Out of descriptors or memory: that says something about us and nothing about the worker.
@@ -40,16 +41,16 @@ async def ask_to_drain(upstream: Upstream, *, timeout_s: float) -> bool:
     return _read(await _ask(upstream, "POST", b"/admin/drain", body, None), Drained).drained
 
 
-async def ask_to_trim(upstream: Upstream, *, timeout_s: float) -> int:
-    """Let the worker give back what it keeps of earlier prompts; how many bytes it freed. Raises NoAnswer."""
+async def ask_to_trim(upstream: Upstream, *, timeout_s: float) -> Trimmed:
+    """Let the worker give back what it keeps of earlier prompts. Raises NoAnswer."""
     body = msgspec.json.encode(TrimAsked())
-    return _read(await _ask(upstream, "POST", b"/admin/memory/trim", body, timeout_s), Trimmed).freed_bytes
+    return _read(await _ask(upstream, "POST", b"/admin/memory/trim", body, timeout_s), Trimmed)
 
 
-async def ask_to_keep_within(upstream: Upstream, limit_bytes: int, *, timeout_s: float) -> int:
-    """Let the worker take no more than this; what that leaves for its rows, in bytes. Raises NoAnswer."""
-    body = msgspec.json.encode(LimitAsked(limit_bytes))
-    return _read(await _ask(upstream, "POST", b"/admin/memory/limit", body, timeout_s), Limited).rows_bytes
+async def ask_to_keep_within(upstream: Upstream, asked: LimitAsked, *, timeout_s: float) -> Memory:
+    """Let the worker take no more than this; what it holds from then on. Raises NoAnswer."""
+    body = msgspec.json.encode(asked)
+    return _read(await _ask(upstream, "POST", b"/admin/memory/limit", body, timeout_s), Limited).memory
 
 
 async def _ask(upstream: Upstream, method: str, target: bytes, body: bytes, timeout_s: float | None) -> bytes:

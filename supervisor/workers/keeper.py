@@ -420,16 +420,16 @@ class Keeper:
         return True
 
     def note_memory(self, memory: Memory) -> None:
-        """What it holds now, or has promised to hold."""
-        if self.life is not None:
-            self.memory = memory
-            self._owner.on_memory(self)
+        """What it holds now, or has promised to hold. What was read before the last reading is old."""
+        if self.life is None or (self.memory is not None and memory.number < self.memory.number):
+            return
+        self.memory = memory
+        self._owner.on_memory(self)
 
     def _note(self, health: Health) -> None:
-        self.memory = health.memory
         if self.note_lease(health.leases):
             self._owner.on_lease(self, held=health.leases > 0)
-        self._owner.on_memory(self)
+        self.note_memory(health.memory)
 
     def _tell_death(self, ended: Exit) -> None:
         self.last_exit = shown(ended)

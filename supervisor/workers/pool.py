@@ -22,7 +22,9 @@ from shared import __version__
 from shared.activity import Activity, MemoryReading
 from shared.admin import CacheStats, Health
 from shared.errors import PublicError
+from shared.status import Memory
 from supervisor.catalog.catalog import Catalog, ModelEntry
+from supervisor.catalog.costs import lasting_bytes
 from supervisor.catalog.machine import Machine
 from supervisor.home import Home
 from supervisor.settings import Settings
@@ -43,7 +45,7 @@ from supervisor.workers.actions import (
     Why,
 )
 from supervisor.workers.books import Books, CostSource
-from supervisor.workers.control import NoAnswer, ask_cache, ask_health, ask_to_trim
+from supervisor.workers.control import NoAnswer, ask_cache, ask_health
 from supervisor.workers.keeper import Keeper, Life
 from supervisor.workers.launcher import Launcher
 from supervisor.workers.leases import MachineLease
@@ -55,13 +57,13 @@ from supervisor.workers.residency import Residency
 from supervisor.workers.shares import Shares
 from supervisor.workers.slots import Slot, SlotRequest
 from supervisor.workers.sockets import SocketFiles
+from supervisor.workers.trims import trim
 from supervisor.workers.view import EngineView, MemoryView, SpareView, SupervisorView, worker_view
 from supervisor.workers.watch import drop, first
 
 WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "worker")
 """-P: a folder named `worker` where the supervisor happens to be started is none of our program."""
 _LONGEST_TIMER_S: Final = 86_400.0
-_TRIM_S: Final = 30.0
 _STATS_S: Final = 1.0
 """What a worker gets to answer a question that somebody is curious about."""
 SPARE_WAIT_S: Final = 2.0
@@ -117,7 +119,7 @@ class Pool:
             act=self._do,
             allow=self._allow,
         )
-        self._shares = Shares(self._keepers, events)
+        self._shares = Shares(self._keepers, events, self._on_share)
         self._numbers = itertools.count(1)
         self._waiters: dict[int, asyncio.Future[Slot]] = {}
         self._todo: deque[Action] = deque()
@@ -220,7 +222,7 @@ class Pool:
         return EngineView(
             supervisor=SupervisorView(__version__, os.getpid(), self._started_at, str(self._home.path)),
             workers=tuple(
-                worker_view(keeper, self._residency.model(keeper.id), self._books, now)
+                worker_view(keeper, self._residency, self._books, now)
                 for keeper in self._keepers.values()
                 if keeper.state != "gone"
             ),
@@ -263,7 +265,6 @@ class Pool:
         """These settings count from now on, and the catalog has the models that they make."""
         before, self._settings = self._settings, settings
         self._reload.apply(before, settings)
-        self._share_out()
         self._plan_tick()
 
     @property
@@ -356,17 +357,25 @@ class Pool:
 
     def on_memory(self, keeper: Keeper) -> None:
         if keeper.memory is not None and keeper.entry is not None:
-            self._books.seen(keeper.entry, keeper.memory)
-            held = max(keeper.memory.footprint_bytes, keeper.memory.reserved_bytes)
-            self._do(self._residency.measured(keeper.id, held, self._loop.time()))
-            self._share_out()
+            memory = keeper.memory
+            self._books.seen(keeper.entry, memory)
+            self._do(
+                self._residency.measured(
+                    keeper.id,
+                    max(memory.footprint_bytes, memory.reserved_bytes),
+                    self._loop.time(),
+                    wanted_bytes=memory.wanted_bytes,
+                    least_bytes=lasting_bytes(memory) - memory.kv_bytes,
+                )
+            )
+            if (resident := self._residency.model(keeper.id)) is not None:
+                self._shares.note(keeper.id, memory, resident.told_bytes, resident.behind)
 
     def on_restarting(self, keeper: Keeper) -> None:
         self._do(self._residency.restarting(keeper.id, self._loop.time()))
 
     def on_failed(self, keeper: Keeper) -> None:
         self._do(self._residency.failed(keeper.id, self._loop.time()))
-        self._share_out()
         self._replenish()
 
     def on_gone(self, keeper: Keeper) -> None:
@@ -381,7 +390,6 @@ class Pool:
             self._do(self._residency.change(self._books.traits(keeper.entry), now))
             retry_s = now + keeper.starved_s
         self._do(self._residency.gone(keeper.id, now, retry_s=retry_s))
-        self._share_out()
         self._plan_tick()
         self._replenish()
 
@@ -404,10 +412,14 @@ class Pool:
 
     def share_of(self, model_id: str) -> int:
         """What its worker may take."""
-        return self._residency.shares().get(model_id, self._residency.budget_bytes)
+        return self._residency.share_of(model_id)
 
-    def _share_out(self) -> None:
-        self._shares.tell(self._residency.shares())
+    def _on_trim(self, model_id: str) -> None:
+        self._do(self._residency.trimmed(model_id, self._loop.time()))
+
+    def _on_share(self, keeper: Keeper, share_bytes: int, memory: Memory) -> None:
+        keeper.note_memory(memory)
+        self._do(self._residency.limited(keeper.id, share_bytes, self._loop.time()))
 
     def is_busy(self, model_id: str) -> bool:
         return self._residency.in_flight(model_id) > 0 or self._residency.queued(model_id) > 0
@@ -433,6 +445,8 @@ class Pool:
                 self._carry_out(self._todo.popleft())
         finally:
             self._doing = False
+        if self._residency.unshared:
+            self._shares.tell(self._residency.share_out(), self._residency.pinned())
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -445,16 +459,14 @@ class Pool:
                 if waiter is not None and not waiter.done():
                     waiter.set_exception(self._refusal(model_id, why))
             case Spawn(model_id):
-                # What it will hold is no longer free for the others.
-                self._share_out()
                 self._keeper(model_id).start(self._entries[model_id])
             case Drain(model_id):
                 self._keeper(model_id).drain()
             case Stop(model_id, reason):
                 self._keeper(model_id).stop(reason)
             case Trim(model_id):
-                if (life := self._keeper(model_id).life) is not None:
-                    self._run_errand(self._trim(model_id, life), f"trim of {model_id}")
+                work = trim(self._keeper(model_id), self._events, functools.partial(self._on_trim, model_id))
+                self._run_errand(work, f"trim of {model_id}")
             case Lease(model_id):
                 self._leases.take_worker(model_id)
             case GiveBack(model_id):
@@ -547,14 +559,6 @@ class Pool:
         task = self._loop.create_task(work, name=name)
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
-
-    async def _trim(self, model_id: str, life: Life) -> None:
-        try:
-            freed = await ask_to_trim(life.upstream, timeout_s=_TRIM_S)
-        except NoAnswer as answer:
-            self._events.emit("worker.not_trimmed", level="warning", model=model_id, reason=str(answer))
-        else:
-            self._events.emit("worker.trimmed", model=model_id, freed_bytes=freed)
 
     def _hurry(self) -> None:
         for keeper in self._keepers.values():

@@ -19,11 +19,13 @@ ready is served within that turn even if it has to yield at once.
 
 A lease of the whole machine stops the admission and every load. It is granted when what runs has finished,
 what loads has loaded, what leaves has left, and each worker has been leased (or unloaded, if that was asked).
+
+A worker may take no more than it was told (see `sharing`). For a row that needs more it *asks*, by a reading
+of its memory, until it is told more, or that there will never be so much, or to give the row back.
 """
 
 import itertools
 from collections.abc import Iterator
-from typing import Final
 
 from supervisor.workers.actions import (
     Action,
@@ -33,6 +35,7 @@ from supervisor.workers.actions import (
     Grant,
     Lease,
     Refuse,
+    Share,
     Spawn,
     Stop,
     StopReason,
@@ -43,8 +46,7 @@ from supervisor.workers.actions import (
 )
 from supervisor.workers.resident import FURTHER_TURNS, Phase, Resident
 from supervisor.workers.room import plan
-
-_SHARE_STEPS: Final = 256
+from supervisor.workers.sharing import share_out
 
 
 class Residency:
@@ -63,6 +65,10 @@ class Residency:
         self._granted = False
         self._pressed = False
         self._closing = False
+        self._reserved_bytes = 0
+        self._tight = False
+        self.unshared = False
+        """Whether `share_out` may have something new to say."""
 
     # What happens to requests.
 
@@ -125,7 +131,13 @@ class Residency:
             return self._settle(now)
         booked_bytes = 0
         for other in self._models.values():
-            if other.waiting or other.leaving or other.retired or other.deserted_s is not None:
+            if (
+                other.waiting
+                or other.leaving
+                or other.retired
+                or other.wanted_bytes
+                or other.deserted_s is not None
+            ):
                 return self._settle(now)
             booked_bytes += other.booked_bytes
         if booked_bytes > self._budget_bytes:
@@ -157,6 +169,7 @@ class Residency:
         model.leased = False
         model.ours = "no"
         model.turn = 0
+        model.launch()
         return self._settle(now)
 
     def failed(self, model_id: str, now: float) -> list[Action]:
@@ -192,17 +205,51 @@ class Residency:
         model.used_s = max(model.used_s, now)
         return self._settle(now)
 
-    def measured(self, model_id: str, footprint_bytes: int, now: float) -> list[Action]:
+    def measured(
+        self,
+        model_id: str,
+        footprint_bytes: int,
+        now: float,
+        *,
+        wanted_bytes: int = 0,
+        least_bytes: int = 0,
+    ) -> list[Action]:
         """What the worker really holds, or has promised to. It never counts for less than its cost: it may
-        need that again."""
+        need that again.
+
+        `least_bytes` it holds without rows and what it keeps of them; `wanted_bytes` is the share that it
+        asks for, 0 if it needs none.
+        """
         model = self._models.get(model_id)
         if model is None or not model.resident:
             return []
-        before = model.booked_bytes
+        before, wanted = model.booked_bytes, model.wanted_bytes
         model.booked_bytes = max(model.cost_bytes, footprint_bytes)
-        if model.booked_bytes == before:
+        model.least_bytes = max(model.cost_bytes, least_bytes)
+        model.ask(wanted_bytes, now)
+        if model.booked_bytes == before and wanted == wanted_bytes:
             return []
-        return self._settle(now) if self._over_budget or model.booked_bytes < before else []
+        self.unshared = True
+        news = wanted != wanted_bytes or self._over_budget or self._tight or model.booked_bytes < before
+        return self._settle(now) if news else []
+
+    def limited(self, model_id: str, share_bytes: int, now: float) -> list[Action]:
+        """The worker has said that it takes no more than this, and was told nothing else meanwhile."""
+        model = self._models.get(model_id)
+        if model is None or not model.resident or model.told_bytes != share_bytes:
+            return []
+        if model.share_bytes == share_bytes:
+            return []
+        model.share_bytes = share_bytes
+        return self._settle(now)
+
+    def trimmed(self, model_id: str, now: float) -> list[Action]:
+        """A `Trim` was carried out, and what the worker holds then was measured."""
+        model = self._models.get(model_id)
+        if model is None or not model.trimmed:
+            return []
+        model.lean = True
+        return self._settle(now)
 
     # What people and the machine want.
 
@@ -375,22 +422,19 @@ class Residency:
         """Requests that wait, over all models."""
         return sum(len(model.waiting) for model in self._models.values())
 
-    def shares(self) -> dict[str, int]:
-        """What each worker may take: what it counts for, and an equal part of what nobody counts for.
+    def share_out(self) -> dict[str, Share]:
+        """What to tell the serving workers. Report `limited` when one has heard what it was told last."""
+        self.unshared = False
+        return share_out(list(self._residents()), self._budget_bytes, self._reserved_bytes, tight=self._tight)
 
-        Together that is never more than the budget, unless what they count for is by itself. In steps, so
-        that not every reading of one worker changes what the others may.
-        """
-        residents = list(self._residents())
-        staying = sum(not model.going for model in residents)
-        part = max(0, self._budget_bytes - self.booked_bytes) // max(1, staying)
-        step = max(1, self._budget_bytes // _SHARE_STEPS)
-        return {
-            model.traits.id: model.booked_bytes
-            if model.going
-            else max(model.booked_bytes, (model.booked_bytes + part) // step * step)
-            for model in residents
-        }
+    def share_of(self, model_id: str) -> int:
+        """What the model's worker may take."""
+        model = self._models.get(model_id)
+        return self._budget_bytes if model is None or not model.resident else model.told_bytes
+
+    def pinned(self) -> dict[str, int]:
+        """Bytes of the models that stay whoever asks."""
+        return {model.traits.id: model.least_bytes for model in self._residents() if model.staying}
 
     def holders(self) -> list[tuple[str, int]]:
         """Who holds how many bytes of the budget."""
@@ -452,13 +496,23 @@ class Residency:
         return actions
 
     def _make_room(self, now: float) -> Iterator[Action]:
-        loads = not (self._leases or self._pressed or self._closing)
-        made = plan(self._models.values(), self._budget_bytes, now, loads=loads)
+        given_away = bool(self._leases) or self._closing
+        made = plan(
+            self._models.values(),
+            self._budget_bytes,
+            now,
+            loads=not (given_away or self._pressed),
+            returns=given_away,
+        )
+        self._reserved_bytes, self._tight, self.unshared = made.reserved_bytes, made.tight, True
         for model, why in made.refuse:
             yield from self._refuse_waiting(model, why)
         for model in made.spawn:
             model.begin()
             yield Spawn(model.traits.id)
+        for model in made.trim:
+            model.trimmed = True
+            yield Trim(model.traits.id)
         for model in made.evict:
             yield self._stop(model, "evicted")
         if not made.lacking:

@@ -22,6 +22,20 @@ class Resident:
     """What it counts for while it has a process: its cost, or what it holds where that is more."""
     cost_bytes: int = 0
     """Its cost at the spawn."""
+    least_bytes: int = 0
+    """What it holds without rows and without what it keeps of earlier prompts; its cost at least."""
+    told_bytes: int = 0
+    """What its worker was told last that it may take."""
+    share_bytes: int = 0
+    """What its worker takes for what it may take, at most: a smaller share counts when it has said so."""
+    wanted_bytes: int = 0
+    """The share that it asks for, for a row that waits; 0 is none."""
+    asked_s: float = 0.0
+    """Since when it asks."""
+    granted: bool = False
+    """What it asks for is kept free for it."""
+    back: bool = False
+    """What it asks for can't be given before it has left itself, so its row waits here for that."""
     waiting: dict[int, float] = field(default_factory=dict)
     """Request -> when it came, first in first out."""
     admitted: set[int] = field(default_factory=set)
@@ -54,11 +68,23 @@ class Resident:
     ours: Literal["no", "asked", "held"] = "no"
     """Whether that is the holder of the machine."""
     trimmed: bool = False
-    """Whether it has given back what it can since it was last used."""
+    """Whether it was told to give back what it can since it was last used."""
+    lean: bool = False
+    """Whether it has."""
 
     @property
     def resident(self) -> bool:
         return self.phase in ("starting", "ready", "stopping")
+
+    @property
+    def claim_bytes(self) -> int:
+        """What it may come to hold before anybody can hinder it."""
+        return max(self.booked_bytes, self.share_bytes)
+
+    @property
+    def lack_bytes(self) -> int:
+        """What it asks for beyond what it counts for; negative if it could give so much back for it."""
+        return self.wanted_bytes - self.booked_bytes if self.wanted_bytes else 0
 
     @property
     def going(self) -> bool:
@@ -142,14 +168,33 @@ class Resident:
         if self.unused:
             self.turn_s = now
         self.turn = max(0, self.turn - 1)
-        self.trimmed = False
+        self.trimmed = self.lean = False
         self.admitted.add(request)
+
+    def end_turn(self) -> None:
+        """Nothing more of what waits is taken in before it has left."""
+        self.turn = 0
+        self.turn_s = -math.inf
+        self.further = FURTHER_TURNS
+
+    def ask(self, wanted_bytes: int, now: float) -> None:
+        """Its worker wants to take so much, or is content with 0."""
+        if wanted_bytes and not self.wanted_bytes:
+            self.asked_s = now
+        self.wanted_bytes = wanted_bytes
+
+    def launch(self) -> None:
+        """A process of it begins, whose launch record says what it may take."""
+        self.share_bytes = self.told_bytes = self.least_bytes = self.cost_bytes
+        self.wanted_bytes = 0
+        self.granted = self.back = self.trimmed = self.lean = False
 
     def begin(self) -> None:
         """Its process is being started."""
         self.phase = "starting"
         self.booked_bytes = self.cost_bytes = self.traits.cost_bytes
-        self.served = self.trimmed = False
+        self.launch()
+        self.served = False
         self.deserted_s = None
         self.further = self.passed = 0
         self.behind = ()
@@ -157,7 +202,8 @@ class Resident:
     def end(self, phase: Phase) -> None:
         """Its process is gone."""
         self.phase = phase
-        self.booked_bytes = 0
+        self.booked_bytes = self.share_bytes = self.told_bytes = self.wanted_bytes = 0
+        self.granted = self.back = False
         self.leaving = self.leased = self.yielding = self.served = False
         self.deserted_s = None
         self.ours = "no"

@@ -11,6 +11,7 @@ from supervisor.workers.books import Books
 from supervisor.workers.exits import Exit
 from supervisor.workers.keeper import Keeper
 from supervisor.workers.leases import LeaseView
+from supervisor.workers.residency import Residency
 from supervisor.workers.resident import Resident
 
 Reason = Literal["loading", "in use", "leased", "held", "pinned", "idle", "leaving"]
@@ -52,9 +53,23 @@ class WorkerView(msgspec.Struct, frozen=True):
     """The most that it was seen to hold, prompts' state apart, in this run or an earlier one."""
     booked_bytes: int = 0
     """What it counts for in the budget."""
+    share_bytes: int = 0
+    """What it may take."""
+    asks: "AskView | None" = None
+    """For a row that needs more."""
     why: Reason | None = None
     leaves_s: float | None = None
     """In how many seconds it leaves if nobody asks for it; None if it stays, or is in use."""
+
+
+class AskView(msgspec.Struct, frozen=True):
+    """A row that needs more than its worker may take waits."""
+
+    bytes: int
+    """What the worker would have to be allowed to take."""
+    since_s: float
+    behind: dict[str, int]
+    """Whom it waits for, and what they hold; nobody, while it is being told."""
 
 
 class MemoryView(msgspec.Struct, frozen=True):
@@ -81,8 +96,9 @@ class EngineView(msgspec.Struct, frozen=True):
     """Who has the machine for himself, then who waits for that."""
 
 
-def worker_view(keeper: Keeper, resident: Resident | None, books: Books, now: float) -> WorkerView:
+def worker_view(keeper: Keeper, policy: Residency, books: Books, now: float) -> WorkerView:
     """One worker as it is now."""
+    resident = policy.model(keeper.id)
     life, entry = keeper.life, keeper.entry
     idle = resident is not None and resident.phase == "ready" and not resident.admitted
     expires_s = resident.expires_s if resident is not None else None
@@ -104,9 +120,18 @@ def worker_view(keeper: Keeper, resident: Resident | None, books: Books, now: fl
         estimate_bytes=cost.estimate_bytes if cost else 0,
         measured_bytes=cost.measured_bytes if cost else None,
         booked_bytes=resident.booked_bytes if resident else 0,
+        share_bytes=resident.told_bytes if resident else 0,
+        asks=_ask(resident, dict(policy.holders()), now) if resident else None,
         why=_reason(resident, now) if resident else None,
         leaves_s=None if expires_s is None or math.isinf(expires_s) else round(max(0.0, expires_s - now), 3),
     )
+
+
+def _ask(resident: Resident, holders: dict[str, int], now: float) -> AskView | None:
+    if not resident.wanted_bytes:
+        return None
+    behind = {name: holders[name] for name in resident.behind if name in holders}
+    return AskView(resident.wanted_bytes, round(now - resident.asked_s, 3), behind)
 
 
 def _reason(resident: Resident, now: float) -> Reason | None:

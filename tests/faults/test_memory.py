@@ -5,8 +5,10 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from supervisor.cli.models import asking
 from supervisor.system.pressure import Level
 from tests.fixtures.fake_shapes import Behaviour, Death, Load
 from tests.fixtures.pools import COST_BYTES, Bench, running
@@ -125,6 +127,37 @@ async def test_what_a_worker_has_promised_its_rows_counts_before_they_hold_it(tm
         assert worker is not None and worker.booked_bytes == COST_BYTES + 1_000_000
         # It is a promise, and no footprint.
         assert worker.measured_bytes is None or worker.measured_bytes < COST_BYTES
+
+
+async def test_a_row_that_needs_more_waits_for_the_end_of_the_other_models_answers(tmp_path: Path) -> None:
+    """One row alone was let in beyond its share, and what both held then was more than the budget."""
+    async with running(tmp_path, room=4) as bench:
+        busy = bench.model("busy", Load(reserved_bytes=3 * COST_BYTES))
+        await bench.pool.load(busy)
+        end = tmp_path / "end"
+        slow = asyncio.ensure_future(bench.chat(busy, Behaviour(until=str(end))))
+        await bench.facts_with("busy", lambda facts: facts.started > 0)
+        entry = bench.model("a", Load(wanted_bytes=2 * COST_BYTES))
+        await bench.pool.load(entry)
+        other_end = tmp_path / "other end"
+        answer = asyncio.ensure_future(bench.chat(entry, Behaviour(until=str(other_end))))
+        await bench.said("worker.asks", "a")
+        worker = bench.worker("a")
+        assert worker is not None and worker.asks is not None
+        assert worker.asks.bytes == 2 * COST_BYTES
+        assert worker.asks.behind == {"busy": 3 * COST_BYTES}
+        assert worker.share_bytes == COST_BYTES
+        line = asking(msgspec.to_builtins(worker))
+        assert line.startswith(
+            "a waits for 95.4 MiB more for a long prompt, held by busy (286.1 MiB), since "
+        )
+        end.touch()
+        await slow
+        await bench.said("worker.asked", "a")
+        assert ((await bench.facts("a")).limit_bytes or 0) >= 2 * COST_BYTES
+        assert bench.pool.engine().memory.booked_bytes <= 4 * COST_BYTES
+        other_end.touch()
+        await answer
 
 
 async def test_a_held_model_stays_for_a_moment_and_says_so(tmp_path: Path) -> None:

@@ -81,6 +81,17 @@ def test_kill_9_before_the_first_byte_is_retried_once(start: Start) -> None:
     assert service.worker("a")["generation"] == 2  # type: ignore[index]
 
 
+def test_a_request_that_its_worker_gives_back_is_asked_again(start: Start) -> None:
+    """Seen by nobody, and no reason to think that the worker is broken."""
+    service = start()
+    assert service.chat("a", fake={"hand_back": 3}).status_code == 200
+    assert service.worker("a")["generation"] == 1  # type: ignore[index]
+    assert service.worker("a")["restarts"] == 0  # type: ignore[index]
+    with service.stream("a", fake={"hand_back": 5}) as stream:
+        *_, last = stream
+    assert last == "[DONE]"
+
+
 def test_a_request_that_kills_every_worker_is_502_with_the_last_log_line(start: Start) -> None:
     """2. One retry, not more: the same request must not kill a third worker."""
     service = start(a=Load(stderr=("something is odd in layer 7",)))

@@ -29,6 +29,10 @@ class Subscription:
         self._lines.append(activity)
         self._filled.set()
 
+    def wake(self) -> None:
+        """End the wait of `take`, with whatever there is."""
+        self._filled.set()
+
     async def take(self, timeout_s: float) -> list[Activity]:
         """Everything new; waits for the first, up to `timeout_s`, and returns nothing then."""
         try:
@@ -58,6 +62,11 @@ class Feed:
     def say(self, activity: Activity) -> None:
         for subscription in self._subscriptions:
             subscription.put(activity)
+
+    def nudge(self) -> None:
+        """Something has changed that is told with the next line."""
+        for subscription in self._subscriptions:
+            subscription.wake()
 
     def subscribe(self) -> Subscription:
         subscription = Subscription()

@@ -35,7 +35,7 @@ class Job:
 
     def __init__(self, jobs: "Jobs", kind: str, adapter: str) -> None:
         self.id = f"{kind}-{secrets.token_hex(12)}"
-        self.turn = Turn(self._start, lambda: self._length, adapter=adapter)
+        self.turn = Turn(self._start, lambda: self._length, adapter=adapter, refuse=self.fail)
         self._kind = kind
         self._jobs = jobs
         self._begun = time.monotonic()

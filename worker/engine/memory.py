@@ -48,6 +48,11 @@ def _phys_footprint(pid: int) -> int | None:
     return ctypes.c_uint64.from_buffer(buffer, _PHYS_FOOTPRINT_AT).value
 
 
+def process_bytes() -> int:
+    """What the process holds beside mlx's arrays: Python, libraries, the tokenizer."""
+    return max(0, footprint_bytes() - int(mx.get_active_memory()) - int(mx.get_cache_memory()))
+
+
 def working_set_bytes() -> int:
     """What the GPU may hold before macOS pages; 0 where there is no such limit."""
     information = mx.device_info()
@@ -67,6 +72,8 @@ def read_memory(
     draft_bytes: int = 0,
     prompt_cache_bytes: int = 0,
     reserved_bytes: int = 0,
+    wanted_bytes: int = 0,
+    number: int = 0,
     probe: FootprintProbe = footprint_bytes,
     working_set: int = 0,
 ) -> Memory:
@@ -82,5 +89,7 @@ def read_memory(
         kv_bytes=kv_bytes,
         prompt_cache_bytes=prompt_cache_bytes,
         reserved_bytes=reserved_bytes,
+        wanted_bytes=wanted_bytes,
+        number=number,
         working_set_bytes=working_set,
     )

@@ -1,5 +1,6 @@
 """What the rows of this model hold, measured on the loaded model, and how much there may be of it."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -96,6 +97,14 @@ class Room(msgspec.Struct, frozen=True):
     """The prompt cache."""
 
 
+def cap_for(rows_bytes: int, fixed_bytes: int) -> int:
+    """What a worker must be allowed to take, so that there is `room` for rows of so many bytes."""
+    cap_bytes = math.ceil((rows_bytes + fixed_bytes) / (1 - _RESERVE))
+    while int((1 - _RESERVE) * cap_bytes) - fixed_bytes < rows_bytes:
+        cap_bytes += 1
+    return cap_bytes
+
+
 def room(
     *,
     weights_bytes: int,
@@ -103,12 +112,16 @@ def room(
     cap_bytes: int | None = None,
     prompt_bytes: int | None = None,
     ram_bytes: int | None = None,
+    least_bytes: int = _LEAST_BYTES,
 ) -> Room:
-    """Divide up what the worker may hold: `cap_bytes`, or the GPU's working set, or a share of RAM."""
+    """Divide up what the worker may hold: `cap_bytes`, or the GPU's working set, or a share of RAM.
+
+    `weights_bytes` are all that it holds without rows. Rows get `least_bytes`, even where that is too much.
+    """
     if cap_bytes is None:
         total = int(psutil.virtual_memory().total) if ram_bytes is None else ram_bytes
         cap_bytes = working_set_bytes or int(_SHARE_OF_RAM * total)
-    left = max(_LEAST_BYTES, int((1 - _RESERVE) * cap_bytes) - weights_bytes)
+    left = max(least_bytes, int((1 - _RESERVE) * cap_bytes) - weights_bytes)
     if prompt_bytes is None:
-        prompt_bytes = min(_MOST_PROMPTS, max(_LEAST_BYTES, int(_PROMPT_SHARE * left)))
+        prompt_bytes = min(left, _MOST_PROMPTS, max(_LEAST_BYTES, int(_PROMPT_SHARE * left)))
     return Room(kv_bytes=left, prompt_bytes=prompt_bytes)

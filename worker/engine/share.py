@@ -1,13 +1,19 @@
 """How much of the machine's memory this worker may take, and what that leaves for rows and prompts."""
 
+from collections.abc import Mapping
+
 from shared.launch import Options
-from worker.engine.admission import Admission
-from worker.engine.needs import Needs, Room, room
+from worker.engine.admission import Admission, Terms
+from worker.engine.needs import Needs, Room, cap_for, room
 from worker.engine.prompt_state import PromptState
 
 
 class Share:
-    """Begins with what the launch record says; `limit` changes it. On the event loop."""
+    """Begins with what the launch record says; `limit` changes it. On the event loop.
+
+    With a budget beside it the share is all there is for now: whoever decides about the others can be asked
+    for more. Without one it is all there ever will be, and one row alone may go beyond it.
+    """
 
     def __init__(
         self,
@@ -18,37 +24,62 @@ class Share:
         weights_bytes: int,
         working_set_bytes: int,
         keeps_prompts: bool,
+        process_bytes: int = 0,
     ) -> None:
-        """`weights_bytes` are the draft's too; `keeps_prompts` tells whether there is a prompt cache."""
+        """`weights_bytes` are the draft's too, `process_bytes` what the process holds beside them;
+        `keeps_prompts` tells whether there is a prompt cache."""
         self._admission = admission
         self._needs = needs
         self._options = options
-        self._weights_bytes = weights_bytes
+        self._fixed_bytes = weights_bytes + process_bytes
         self._working_set_bytes = working_set_bytes
         self._keeps_prompts = keeps_prompts
+        self._asks = options.budget_bytes is not None
         self.state: PromptState | None = None
         self.room = self.limit(options.memory_bytes)
 
-    def limit(self, cap_bytes: int | None) -> Room:
-        """Take no more than `cap_bytes` from now on; rows that run already go on."""
+    def limit(
+        self,
+        cap_bytes: int | None,
+        *,
+        most_bytes: int | None = None,
+        pinned: Mapping[str, int] | None = None,
+        back: bool = False,
+    ) -> Room:
+        """Take no more than `cap_bytes` from now on; rows that run already go on.
+
+        There will be `most_bytes` at most, beside models that are `pinned`. With `back`, rows that need more
+        than there is are given back and do not wait.
+        """
         left = self._left(cap_bytes)
-        budget_bytes = self._options.budget_bytes
-        most = left if budget_bytes is None else self._left(max(budget_bytes, cap_bytes or 0))
+        if most_bytes is None:
+            most_bytes = self._options.budget_bytes
+        most = left if most_bytes is None else self._left(max(most_bytes, cap_bytes or 0))
         if self.state is not None:
             self.state.resize(left.kv_bytes, left.prompt_bytes if self._keeps_prompts else 0)
-        self._admission.limit(self._needs, left.kv_bytes, most_bytes=most.kv_bytes)
         self.room = left
+        self._admission.limit(
+            self._needs,
+            Terms(left.kv_bytes, most.kv_bytes, asks=self._asks, back=back, pinned=dict(pinned or {})),
+        )
         return left
 
     def _left(self, cap_bytes: int | None) -> Room:
         return room(
-            weights_bytes=self._weights_bytes,
+            weights_bytes=self._fixed_bytes,
             working_set_bytes=self._working_set_bytes,
             cap_bytes=cap_bytes,
             prompt_bytes=self._options.prompt_cache_bytes,
+            **({"least_bytes": 0} if self._asks else {}),
         )
 
     @property
     def reserved_bytes(self) -> int:
         """What it will hold with the rows that it has let in."""
-        return self._weights_bytes + self._admission.rows_bytes
+        return self._fixed_bytes + self._admission.rows_bytes
+
+    @property
+    def wanted_bytes(self) -> int:
+        """What it would have to be allowed to take for the row that waits for that; 0 without one."""
+        wanted = self._admission.wanted_bytes
+        return cap_for(wanted, self._fixed_bytes) if wanted else 0

@@ -167,6 +167,11 @@ def test_a_worker_that_dies_before_its_first_event_is_replaced(sdk: openai.OpenA
     assert until(sdk, made.id, "completed", "failed").status == "completed"
 
 
+def test_a_request_that_its_worker_gives_back_is_asked_again(sdk: openai.OpenAI) -> None:
+    made = begin(sdk, {"hand_back": 2})
+    assert until(sdk, made.id, "completed", "failed").status == "completed"
+
+
 def test_a_worker_that_dies_in_the_middle(service: Service, sdk: openai.OpenAI) -> None:
     """The response failed, in the stream and where it is kept; the conversation goes on."""
     first = sdk.responses.create(model="b", input="One", extra_body={"fake": {"echo": True}})

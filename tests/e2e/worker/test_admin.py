@@ -252,8 +252,50 @@ async def test_what_it_may_take_can_be_changed_and_promises_are_told() -> None:
             await anext(stream)
             busy = (await worker.client.get("/admin/memory")).json()
     assert small["rows_bytes"] < large["rows_bytes"] < 2**30
-    assert large["memory"]["reserved_bytes"] == large["memory"]["weights_bytes"]
-    assert busy["reserved_bytes"] > busy["weights_bytes"]
+    idle = large["memory"]["reserved_bytes"]
+    assert busy["reserved_bytes"] > idle > large["memory"]["weights_bytes"], "the process counts too"
+
+
+async def test_a_row_beyond_the_share_asks_in_the_feed_and_is_given_more_refused_or_given_back() -> None:
+    async with serving(memory_bytes=1, budget_bytes=2**40) as worker:
+        transport = httpx.AsyncHTTPTransport(uds=str(worker.socket))
+        async with (
+            httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=240) as client,
+            client.stream("GET", "/admin/events") as feed,
+        ):
+            lines = feed.aiter_lines()
+
+            async def wanted() -> int:
+                """What is asked for, as soon as something is."""
+                async for line in lines:
+                    said = decode_activity(line.encode())
+                    if isinstance(said, MemoryReading) and said.memory.wanted_bytes:
+                        return said.memory.wanted_bytes
+                raise AssertionError("the feed ended")
+
+            async def limit(size: int, **more: Any) -> dict[str, Any]:
+                answer = await worker.client.post("/admin/memory/limit", json={"bytes": size, **more})
+                memory: dict[str, Any] = answer.json()["memory"]
+                return memory
+
+            answer = asyncio.ensure_future(worker.chat(stream=True))
+            asked = await wanted()
+            assert not answer.done()
+            given = await limit(asked)
+            assert given["wanted_bytes"] == 0 and given["reserved_bytes"] <= asked
+            assert (await answer).status_code == 200
+            await limit(1)
+            answer = asyncio.ensure_future(worker.chat())
+            await wanted()
+            await limit(1, most_bytes=2, pinned={"p": 2**30})
+            refused = await answer
+            assert refused.status_code == 507
+            assert "beside the pinned models (p 1.0 GiB)" in refused.json()["error"]["message"]
+            memory = await limit(1, back=True)
+            back = await worker.chat(stream=True)
+            assert (back.status_code, back.headers["x-handed-back"]) == (503, "1")
+            assert back.json()["error"]["code"] == "no_room"
+            assert (await worker.client.get("/admin/memory")).json()["number"] > memory["number"]
 
 
 @pytest.mark.parametrize("path", ["/admin/drain", "/admin/memory/trim", "/admin/memory/limit"])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from shared.errors import PublicError
-from worker.engine.admission import Admission, Lease, Turn
+from worker.engine.admission import Admission, Lease, Terms, Turn
 from worker.engine.needs import Needs
 
 
@@ -147,7 +147,7 @@ def test_draining_admits_nothing_and_tells_when_all_is_done() -> None:
 def limited(*, room_bytes: int, rows: int = 4) -> Line:
     """Each token of a row holds a byte, in steps of 256."""
     line = Line(rows=rows, queue=100)
-    line.admission.limit(Needs(token_bytes=1), room_bytes)
+    line.admission.limit(Needs(token_bytes=1), Terms(room_bytes, room_bytes))
     return line
 
 

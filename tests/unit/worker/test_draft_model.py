@@ -13,7 +13,7 @@ from shared.status import FailureKind
 from tests.fixtures.tiny import VOCABULARY, Tiny, tiny_model
 from tests.unit.worker.test_batch import TINY, loaded
 from tests.unit.worker.test_speculation import mamba_network
-from worker.engine.admission import Admission
+from worker.engine.admission import Admission, Terms
 from worker.engine.needs import Needs
 from worker.model.draft import DraftModel, load_draft
 from worker.model.failures import LoadError
@@ -89,7 +89,7 @@ def test_the_draft_counts_for_one_row_however_many_run() -> None:
     assert needs.batch_bytes([256, 100]) == 2 * 256_000 + 25_600
     assert needs.batch_bytes([]) == 0
     admission = Admission(rows=2, queue=2)
-    admission.limit(needs, 256_000 + 25_600)
+    admission.limit(needs, Terms(281_600, 281_600))
     admission.check(256)
     with pytest.raises(PublicError, match="512 tokens"):
         admission.check(512)

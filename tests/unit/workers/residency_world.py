@@ -12,6 +12,7 @@ from supervisor.workers.actions import (
     Grant,
     Lease,
     Refuse,
+    Share,
     Spawn,
     Stop,
     Traits,
@@ -19,7 +20,7 @@ from supervisor.workers.actions import (
     Why,
 )
 from supervisor.workers.residency import Residency
-from supervisor.workers.resident import FURTHER_TURNS
+from supervisor.workers.resident import FURTHER_TURNS, Resident
 
 MODELS = [
     Traits("a", cost_bytes=4, max_concurrency=2, queue=3, idle_unload_s=50.0, hold_s=5.0),
@@ -44,6 +45,22 @@ class World:
         self.next = 0
         self.processes: dict[str, Process] = {}
         self.books: dict[str, int] = {}
+        """What the workers were last read to hold."""
+        self.kept: dict[str, tuple[int, int]] = {}
+        """What a worker holds beyond its cost: all in all, and what it can't give back."""
+        self.may: dict[str, int] = {}
+        """What a worker takes for its share."""
+        self.heard: dict[str, Share] = {}
+        self.mail: dict[str, list[Share]] = {}
+        """What is on its way, and what will be told next."""
+        self.large: dict[str, tuple[int, int]] = {}
+        """The row that a worker has let in beyond its cost: its request, and bytes."""
+        self.asks: dict[str, tuple[int, int]] = {}
+        """The row that a worker asks for: its request, and bytes beyond its cost."""
+        self.trims: set[str] = set()
+        self.allowed = budget
+        """The budget, or what was held when it became smaller or something grew by itself."""
+        self.answered = {"given": 0, "denied": 0, "back": 0}
         self.reasons: dict[str, str] = {}
         self.served: set[str] = set()
         """Whose process, or one before it in the same residency, has been ready."""
@@ -78,7 +95,8 @@ class World:
                     self.check_spawn(model)
                     self.processes[model] = "loading"
                     self.books[model] = BY_ID[model].cost_bytes
-                    assert sum(self.books.values()) <= self.budget, "over the budget"
+                    self.launch(model)
+                    assert self.may_hold() <= self.budget, "over the budget"
                 case Admit(request, model):
                     self.check_admit(request, model)
                     self.running[request] = model
@@ -96,7 +114,10 @@ class World:
                     self.processes[model] = "ending"
                     self.reasons[model] = reason
                 case Trim(model):
-                    assert self.processes[model] == "serving" and not self.count(self.running, model)
+                    known = self.policy.model(model)
+                    assert known is not None and self.processes[model] == "serving"
+                    assert known.wanted_bytes or not self.count(self.running, model)
+                    self.trims.add(model)
                 case Lease(model):
                     assert self.machine and model not in self.asked | self.taken
                     assert self.processes[model] == "serving" and not self.count(self.running, model)
@@ -114,6 +135,45 @@ class World:
                     assert not (self.machine[lease] and self.processes)
                     self.granted = lease
         self.note_turns()
+        if self.policy.unshared:
+            self.post(self.policy.share_out())
+
+    def post(self, shares: dict[str, Share]) -> None:
+        for model, share in shares.items():
+            assert self.processes[model] == "serving"
+            mail = self.mail.get(model, [])
+            if (mail[-1] if mail else self.heard.get(model)) != share:
+                self.mail[model] = [*mail[:1], share]
+        self.check_memory()
+
+    def launch(self, model: str) -> None:
+        self.may[model] = BY_ID[model].cost_bytes
+        self.kept[model] = (0, 0)
+        for kept in (self.heard, self.mail, self.asks, self.large):
+            kept.pop(model, None)
+        self.trims.discard(model)
+        assert self.policy.share_of(model) <= self.may[model], "more than its launch record says"
+
+    def holds(self, model: str) -> int:
+        _, row = self.large.get(model, (0, 0))
+        return BY_ID[model].cost_bytes + max(self.kept[model][0], row)
+
+    def may_hold(self) -> int:
+        """What all workers hold or think that they may."""
+        told = {model: max(share.bytes for share in mail) for model, mail in self.mail.items()}
+        return sum(
+            max(self.holds(model), self.may[model], told.get(model, 0), self.books[model])
+            for model in self.processes
+        )
+
+    def check_memory(self) -> None:
+        held = self.may_hold()
+        self.allowed = max(self.budget, min(self.allowed, held))
+        assert held <= self.allowed, "workers may take more than there is"
+
+    def grown(self) -> None:
+        """What is beyond the budget now is none of the policy's doing."""
+        self.allowed = max(self.allowed, self.may_hold())
 
     def check_spawn(self, model: str) -> None:
         assert model not in self.processes, "a second process for one model"
@@ -177,11 +237,14 @@ class World:
                 assert next(iter(self.machine.values())), "nobody wanted it without models"
         if reason == "evicted":
             wanted = set(self.waiting.values()) - self.processes.keys()
-            going = {name for name in self.processes if self.is_going(name)}
+            # One that asks goes when its row has been served.
+            asks = {known.traits.id for known in self.known() if known.wanted_bytes}
+            going = {name for name in self.processes if self.is_going(name)} - asks
             left = self.budget - sum(book for name, book in self.books.items() if name not in going)
-            lacks = left < sum(BY_ID[name].cost_bytes for name in wanted)
+            more = sum(max(0, known.lack_bytes) for known in self.known())
+            lacks = left < sum(BY_ID[name].cost_bytes for name in wanted) + more
             alone = any(BY_ID[name].exclusive for name in (*wanted, model))
-            assert left < 0 or (wanted and (lacks or alone)), "more left than had to"
+            assert left < 0 or (wanted and (lacks or alone)) or (more and lacks), "more left than had to"
 
     def is_going(self, model: str) -> bool:
         return self.processes[model] == "ending" or model in self.draining
@@ -204,7 +267,8 @@ class World:
         pairs = {
             (model, behind)
             for model in BY_ID
-            if (known := self.policy.model(model)) is not None and known.phase == "absent" and known.waiting
+            if (known := self.policy.model(model)) is not None
+            and ((known.phase == "absent" and known.waiting) or known.wanted_bytes)
             for behind in known.behind
             if (other := self.policy.model(behind)) is not None and other.yielding
         }
@@ -239,6 +303,9 @@ class World:
         self.carry_out(actions)
 
     def finish(self, request: int) -> None:
+        for rows in (self.asks, self.large):
+            for model in [name for name, (row, _) in rows.items() if row == request]:
+                del rows[model]
         self.running.pop(request, None)
         self.cut.pop(request, None)
         self.carry_out(self.policy.left(request, self.now))
@@ -270,10 +337,15 @@ class World:
             self.carry_out(self.policy.failed(model, self.now))
         else:
             self.processes[model] = "loading"
-            self.carry_out(self.policy.restarting(model, self.now))
+            actions = self.policy.restarting(model, self.now)
+            self.launch(model)
+            self.carry_out(actions)
 
     def forget(self, model: str) -> None:
-        del self.processes[model], self.books[model]
+        del self.processes[model], self.books[model], self.may[model], self.kept[model]
+        for told in (self.heard, self.mail, self.asks, self.large):
+            told.pop(model, None)
+        self.trims.discard(model)
         for kept in (self.draining, self.leased, self.asked, self.taken, self.served):
             kept.discard(model)
 
@@ -335,8 +407,82 @@ class World:
         self.carry_out(self.policy.lease_ended(lease, self.now))
 
     def grow(self, model: str, more: int) -> None:
-        self.books[model] = BY_ID[model].cost_bytes + more
-        self.carry_out(self.policy.measured(model, BY_ID[model].cost_bytes + more, self.now))
+        self.kept[model] = (more, more // 2)
+        self.grown()
+        self.read(model)
+
+    def read(self, model: str) -> None:
+        """A reading of its memory comes."""
+        cost = BY_ID[model].cost_bytes
+        _, wanted = self.asks.get(model, (0, 0))
+        self.books[model] = self.holds(model)
+        self.grown()
+        self.carry_out(
+            self.policy.measured(
+                model,
+                self.holds(model),
+                self.now,
+                wanted_bytes=wanted and cost + wanted,
+                least_bytes=cost + self.kept[model][1],
+            )
+        )
+
+    def can_want_more(self) -> list[int]:
+        """Requests whose row may need more: one at a time runs beyond what its model costs."""
+        return sorted(
+            request
+            for request, model in self.running.items()
+            if self.processes.get(model) == "serving" and not (model in self.asks or model in self.large)
+        )
+
+    def want_more(self, request: int, more: int) -> None:
+        """The request's row, which waits, needs so much more than its model costs."""
+        model = self.running[request]
+        self.asks[model] = (request, more)
+        self.look(model)
+        self.read(model)
+        self.pass_on_refused(model)
+
+    def look(self, model: str) -> None:
+        """The worker begins its row if it may; see `pass_on_refused` if it never will."""
+        if model in self.asks:
+            request, more = self.asks[model]
+            if BY_ID[model].cost_bytes + more <= self.may[model]:
+                del self.asks[model]
+                self.large[model] = (request, more)
+                self.answered["given"] += 1
+
+    def pass_on_refused(self, model: str) -> None:
+        share, ask = self.heard.get(model), self.asks.get(model)
+        if share is None or ask is None:
+            return
+        request, more = ask
+        if BY_ID[model].cost_bytes + more > share.most_bytes:
+            self.answered["denied"] += 1
+            self.finish(request)
+        elif share.back:
+            self.answered["back"] += 1
+            self.finish(request)
+            self.arrives(BY_ID[model], by_hand=False, again=True, wait_s=0.0)
+
+    def deliver(self, model: str) -> None:
+        """The worker hears what it may take, and we that it did."""
+        share = self.heard[model] = self.mail[model][0]
+        self.may[model] = share.bytes
+        self.look(model)
+        self.read(model)
+        self.carry_out(self.policy.limited(model, share.bytes, self.now))
+        # What is told next goes its way now, and is what was told last.
+        self.mail[model] = [later for later in self.mail[model][1:] if later != share]
+        if not self.mail[model]:
+            del self.mail[model]
+        self.pass_on_refused(model)
+
+    def trim(self, model: str) -> None:
+        self.trims.discard(model)
+        self.kept[model] = (self.kept[model][1],) * 2
+        self.read(model)
+        self.carry_out(self.policy.trimmed(model, self.now))
 
     def press(self, *, unload: bool) -> None:
         self.pressed = unload
@@ -344,6 +490,7 @@ class World:
 
     def change_budget(self, budget: int) -> None:
         self.budget = budget
+        self.grown()
         self.carry_out(self.policy.allow(budget, MOST_WAITING, self.now))
 
     def unload(self, model: str) -> None:
@@ -368,36 +515,57 @@ class World:
             assert self.policy.queued(model) == self.count(self.waiting, model)
         assert sum(waiting.count for waiting in self.policy.waiting(self.now)) == len(self.waiting)
         assert self.policy.booked_bytes == sum(self.books.values())
-        shares = self.policy.shares()
-        assert shares.keys() == self.processes.keys()
-        assert sum(shares.values()) <= max(self.budget, sum(self.books.values())), "more than there is"
-        assert all(share >= self.books[model] for model, share in shares.items())
+        self.check_memory()
+        assert all(self.policy.share_of(model) >= BY_ID[model].cost_bytes for model in self.processes)
         if self.machine:
             return
         lacking = set(self.waiting.values()) - self.processes.keys()
         for model in self.those("serving"):
-            busy = model in self.leased | self.draining or self.held(model)
+            busy = model in self.leased | self.draining or self.held(model) or self.policy_asked()
             assert busy or lacking or not self.those_waiting(model), (
                 f"{model} is idle, requests wait for it, and nobody wants its room"
             )
 
+    def policy_asked(self) -> bool:
+        """Whether somebody is known to ask for more."""
+        return any(known.wanted_bytes for known in self.known())
+
+    def known(self) -> list[Resident]:
+        """What the policy knows of the models that have a process."""
+        return [known for model in self.processes if (known := self.policy.model(model)) is not None]
+
     def answer_everybody(self) -> None:
-        """When every process gets on, every answer ends and every lease is given back, all are answered."""
+        """When every process gets on, every row that runs ends and every lease is given back, all are
+        answered: nobody waits for one who waits for him."""
         if self.pressed:
             self.press(unload=False)
         for lease in list(self.machine):
             self.give_machine_back(lease)
         for _ in range(20 * (len(self.waiting) + len(self.running) + len(self.cut) + len(MODELS))):
-            if not self.waiting:
+            if not (self.waiting or self.asks):
                 break
             for model in sorted(self.leased):
                 self.give_back(model)
-            for request in sorted(self.running | self.cut):
+            asking = {request for request, _ in self.asks.values()}
+            for request in sorted((self.running | self.cut).keys() - asking):
                 self.finish(request)
             for model in self.those("ending"):
                 self.end(model)
             for model in self.those("loading"):
                 self.serve(model)
+            self.get_on()
             self.pass_time(1.0)
         assert not self.waiting, "somebody waits for ever"
+        assert not self.asks, "a row waits for ever"
         self.check()
+
+    def get_on(self) -> None:
+        """Whatever is on its way arrives."""
+        for model in sorted(self.trims & self.processes.keys()):
+            self.trim(model)
+        for model in sorted(self.processes):
+            if model in self.processes:
+                self.read(model)
+        for model in sorted(self.mail):
+            while model in self.mail:
+                self.deliver(model)

@@ -12,6 +12,8 @@ from tests.unit.workers.residency_world import BY_ID, MODELS, World
 
 LARGEST = sum(model.cost_bytes for model in MODELS)
 WALK_STEPS = 500_000
+EBB_STEPS = 100
+"""After so many steps all that waits is answered before it goes on."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -102,6 +104,26 @@ class Machine(RuleBasedStateMachine):
     def grows(self, data: st.DataObject, more: int) -> None:
         self.there.grow(data.draw(st.sampled_from(sorted(self.there.processes))), more)
 
+    @precondition(lambda self: self.there.can_want_more())
+    @rule(data=st.data(), more=st.integers(1, LARGEST))
+    def row_needs_more(self, data: st.DataObject, more: int) -> None:
+        self.there.want_more(data.draw(st.sampled_from(self.there.can_want_more())), more)
+
+    @precondition(lambda self: self.there.mail)
+    @rule(data=st.data())
+    def share_is_heard(self, data: st.DataObject) -> None:
+        self.there.deliver(data.draw(st.sampled_from(sorted(self.there.mail))))
+
+    @precondition(lambda self: self.there.processes)
+    @rule(data=st.data())
+    def is_read(self, data: st.DataObject) -> None:
+        self.there.read(data.draw(st.sampled_from(sorted(self.there.processes))))
+
+    @precondition(lambda self: self.there.trims)
+    @rule(data=st.data())
+    def is_trimmed(self, data: st.DataObject) -> None:
+        self.there.trim(data.draw(st.sampled_from(sorted(self.there.trims))))
+
     @rule(unload=st.booleans())
     def memory_is_short(self, unload: bool) -> None:
         self.there.press(unload=unload)
@@ -139,21 +161,22 @@ TestMachine.settings = settings(
 )
 
 
-def walk(seed: int, steps: int) -> int:
-    """Random steps through one world; how many requests there were."""
+def walk(seed: int, steps: int) -> World:
+    """Random steps through one world."""
     chance = random.Random(seed)
     world = World(chance.randint(6, LARGEST))
-    for _ in range(steps):
+    for number in range(1, steps + 1):
         step(world, chance)
         world.check()
-    world.answer_everybody()
-    return world.next
+        if number % EBB_STEPS == 0:
+            world.answer_everybody()
+    return world
 
 
 def step(world: World, chance: random.Random) -> None:
     """One thing that can happen; likely ones are likelier."""
     alive = world.those("loading") + world.those("serving")
-    match chance.choices(range(15), (30, 30, 5, 20, 20, 10, 2, 1, 2, 4, 2, 3, 1, 1, 1))[0]:
+    match chance.choices(range(19), (30, 15, 5, 20, 20, 10, 2, 1, 2, 4, 1, 3, 1, 1, 1, 20, 60, 10, 10))[0]:
         case 0:
             many = chance.random() < 0.1
             model = chance.choice(MODELS)
@@ -189,12 +212,22 @@ def step(world: World, chance: random.Random) -> None:
             world.grow(chance.choice(sorted(world.processes)), chance.randint(0, 2))
         case 14:
             world.press(unload=not world.pressed and chance.random() < 0.3)
+        case 15 if can_want := world.can_want_more():
+            world.want_more(chance.choice(can_want), chance.choice((1, 1, 2, 3, 5, 8)))
+        case 16 if world.mail:
+            world.deliver(chance.choice(sorted(world.mail)))
+        case 17 if world.processes:
+            world.read(chance.choice(sorted(world.processes)))
+        case 18 if world.trims:
+            world.trim(chance.choice(sorted(world.trims)))
         case _:
             pass
 
 
 def test_a_walk() -> None:
-    assert walk(seed=1, steps=5_000) > 1_000
+    world = walk(seed=3, steps=5_000)
+    assert world.next > 500
+    assert min(world.answered.values()) > 5, "asks are given, denied and given back"
 
 
 @pytest.mark.slow
