@@ -5,7 +5,7 @@ import http.client
 import json
 import shlex
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -35,6 +35,8 @@ class Held(NamedTuple):
 
     lines: Iterator[Any]
     descriptor: int
+    end: Callable[[], None]
+    """Ends the connection, whoever else has it, and with it the lines of a thread that reads them."""
 
 
 class Client:
@@ -79,7 +81,13 @@ class Client:
         Leaving it ends the connection, whoever else has it. Raises RefusedError, also while lines are read.
         """
         connection = _UnixConnection(self.home.control_socket, None)
-        held = None
+        held: socket.socket | None = None
+
+        def end() -> None:
+            if held is not None:
+                with contextlib.suppress(OSError):
+                    held.shutdown(socket.SHUT_RDWR)
+
         try:
             try:
                 connection.connect()
@@ -92,12 +100,9 @@ class Client:
             except (OSError, http.client.HTTPException) as error:
                 raise RefusedError(f"the supervisor ended before it had answered ({told(error)})") from None
             assert held is not None
-            yield Held(_lines(response), held.fileno())
+            yield Held(_lines(response), held.fileno(), end)
         finally:
-            if held is not None:
-                # Another thread may be reading, and would keep both from being closed.
-                with contextlib.suppress(OSError):
-                    held.shutdown(socket.SHUT_RDWR)
+            end()
             connection.close()
 
     def _ask(self, method: str, target: str, body: object, timeout_s: float | None) -> Any:

@@ -95,6 +95,7 @@ def _run(program: str, command: list[str], lease: Held) -> int:
         """Ctrl-C reaches the command by itself; its end is ours."""
 
     over = threading.Event()
+    watching = threading.Thread(target=_watch, args=(lease.lines, over), daemon=True)
     # Handlers, not SIG_IGN: the command would inherit that.
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, leave_to_command)
@@ -102,13 +103,17 @@ def _run(program: str, command: list[str], lease: Held) -> int:
         process = _started(program, command, lease)
         for number in early:
             process.send_signal(number)
-        threading.Thread(target=_watch, args=(lease.lines, over), daemon=True).start()
+        watching.start()
         code = process.wait()
     except OSError as error:
         sys.stderr.write(f"mlx-supervisor: {clean(command[0])} can't be started: {error.strerror}\n")
         return _NOT_EXECUTABLE
     finally:
         over.set()
+        lease.end()
+        # What it reads is closed next.
+        if watching.ident is not None:
+            watching.join()
         for number, handler in before.items():
             signal.signal(number, handler)
     return code if code >= 0 else 128 - code

@@ -124,7 +124,9 @@ class Pool:
         self._waiters: dict[int, asyncio.Future[Slot]] = {}
         self._todo: deque[Action] = deque()
         self._doing = False
-        self._tick: asyncio.TimerHandle | None = None
+        self._tick: asyncio.Handle | None = None
+        self._tick_s = 0.0
+        """The loop's time at which it comes."""
         self._spare_due: asyncio.TimerHandle | None = None
         """Runs while a new spare waits for the first answers after a load."""
         self._begun = asyncio.Event()
@@ -542,18 +544,23 @@ class Pool:
 
     def _plan_tick(self) -> None:
         """Called whenever time may have something to change. A timer too early only looks again."""
-        now = self._loop.time()
+        self._plan_tick_after(self._loop.time())
+
+    def _plan_tick_after(self, now: float) -> None:
         due_s = self._residency.next_tick(now)
-        if due_s is None or (self._tick is not None and self._tick.when() <= due_s):
+        if due_s is None or (self._tick is not None and self._tick_s <= due_s):
             return
         if self._tick is not None:
             self._tick.cancel()
-        self._tick = self._loop.call_at(min(due_s, now + _LONGEST_TIMER_S), self._on_tick)
+        self._tick_s = min(due_s, now + _LONGEST_TIMER_S)
+        self._tick = self._loop.call_at(self._tick_s, self._on_tick)
 
     def _on_tick(self) -> None:
         self._tick = None
-        self._do(self._residency.tick(self._loop.time()))
-        self._plan_tick()
+        # One time for both: what came due between two of them would be seen by neither.
+        now = self._loop.time()
+        self._do(self._residency.tick(now))
+        self._plan_tick_after(now)
 
     def _run_errand(self, work: Coroutine[None, None, None], name: str) -> None:
         task = self._loop.create_task(work, name=name)

@@ -6,16 +6,18 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from shared.errors import PublicError
 from shared.sockets import bind_private
-from supervisor.cli.client import Client
+from supervisor.cli.client import Client, Held
 from supervisor.cli.errors import NotRunningError, RefusedError
 from supervisor.cli.streaming import stream
 from supervisor.home import Home
+from tests.fixtures.harness import wait_until
 
 
 @pytest.fixture
@@ -214,3 +216,35 @@ def test_nobody_at_the_port_is_told() -> None:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(RefusedError, match="Connection refused"):
         list(stream(url, "/v1/chat/completions", {}))
+
+
+def test_what_is_held_can_be_ended_while_another_thread_reads_it(home: Home) -> None:
+    """Its reader went on into a connection that was being closed, and the exit code of `run` was lost."""
+    server = bind_private(home.control_socket)
+    server.setblocking(True)
+    read: list[object] = []
+
+    def lines_of(held: Held) -> None:
+        try:
+            for line in held.lines:
+                read.append(line)  # noqa: PERF402  # one by one, as the test waits for the first
+        except RefusedError as error:
+            read.append(error)
+
+    def lease() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(http(200, b'{"state": "leased"}\n', length=99))
+            assert connection.recv(1) == b"", "the connection is not ended"
+
+    with ThreadPoolExecutor(2) as threads:
+        supervisor = threads.submit(lease)
+        with Client.of(home.path).hold("/api/lease", {}) as held:
+            reading = threads.submit(lines_of, held)
+            wait_until(lambda: bool(read), "nothing is read")
+            held.end()
+            reading.result(10)
+        supervisor.result(10)
+    server.close()
+    assert read[0] == {"state": "leased"}
