@@ -58,13 +58,15 @@ def test_models_come_and_go(service: Service, folder: Path) -> None:
 
 
 def test_a_reload_cuts_nothing(service: Service, folder: Path) -> None:
-    body = chat_body("b", "x", stream=True, fake={"chunks": 120, "interval_ms": 50})
+    end = folder / "end"
+    body = chat_body("b", "x", stream=True, fake={"until": str(end)})
     with service.client.stream("POST", "/v1/chat/completions", json=body) as response:
         lines = response.iter_lines()
         next(lines)
         write(service, models_config(a=folder / "a"))
         reload(service)
         assert service.worker("b")["state"] == "ready"  # type: ignore[index]
+        end.touch()
         assert list(lines)[-2] == "data: [DONE]"
     wait_until(lambda: service.worker("b") is None, "b is still there")
 

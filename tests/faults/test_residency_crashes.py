@@ -12,6 +12,7 @@ from supervisor.settings import WatchSettings
 from supervisor.workers.upstream import UpstreamError
 from tests.fixtures.fake_shapes import COMMAND, Behaviour, Death, Load
 from tests.fixtures.pools import QUICK, Bench, running
+from tests.fixtures.waits import SHORT_S
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ async def test_a_worker_that_dies_at_load_waits_then_fails_and_costs_nothing(tmp
         assert "can't be loaded" in error.message
         starts = [event.at for event in bench.events if event.kind == "worker.starting"]
         assert bench.kinds("a").count("worker.starting") == 3
-        assert starts[-1] - starts[0] >= 2.0  # twice at once, then after a wait
+        assert starts[-1] - starts[0] >= SHORT_S  # twice at once, then after a wait
         me = psutil.Process()
         before = me.cpu_times()
         await asyncio.sleep(1.0)

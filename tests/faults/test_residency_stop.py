@@ -90,7 +90,7 @@ async def test_stop_with_workers_that_ignore_it(tmp_path: Path) -> None:
         assert worker is not None and worker.pid is not None
         os.kill(worker.pid, signal.SIGSTOP)
         async with asyncio.timeout(20):
-            await bench.pool.stop(grace_s=2)
+            await bench.pool.stop(grace_s=0.5)
 
 
 async def test_stop_while_a_worker_is_waiting_to_come_back(tmp_path: Path) -> None:
@@ -167,8 +167,11 @@ async def test_workers_of_a_killed_supervisor_leave(tmp_path: Path) -> None:
         assert (await bench.chat(bench.model("a"))).generation == 1
 
 
-async def test_what_a_killed_supervisor_left_hanging_is_ended(tmp_path: Path) -> None:
+async def test_what_a_killed_supervisor_left_hanging_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that SIGSTOP holds can't notice the end of its lifeline."""
+    monkeypatch.setattr("supervisor.workers.ledger._LEAVE_S", 0.3)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SUPERVISOR, str(tmp_path), stdout=asyncio.subprocess.PIPE
     )

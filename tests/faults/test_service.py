@@ -52,12 +52,12 @@ def worker_pid(service: Service, model: str) -> int:
     return int(worker["pid"])
 
 
-def test_kill_9_mid_stream_is_an_error_event_and_never_a_clean_end(start: Start) -> None:
+def test_kill_9_mid_stream_is_an_error_event_and_never_a_clean_end(start: Start, tmp_path: Path) -> None:
     """1. The other model's stream goes on, the worker comes back, the next request waits for it."""
     service = start()
     assert service.chat("b").status_code == 200
-    slow = {"chunks": 400, "interval_ms": 5}
-    with service.stream("b", fake=slow) as other, service.stream("a", fake=slow) as stream:
+    slow, end = {"chunks": 400, "interval_ms": 5}, tmp_path / "end"
+    with service.stream("b", fake={"until": str(end)}) as other, service.stream("a", fake=slow) as stream:
         next(stream), next(stream)
         killed_at = time.monotonic()
         os.kill(worker_pid(service, "a"), signal.SIGKILL)
@@ -67,6 +67,7 @@ def test_kill_9_mid_stream_is_an_error_event_and_never_a_clean_end(start: Start)
         assert "[DONE]" not in seen
         answer = service.chat("a")
         assert answer.status_code == 200
+        end.touch()
         *_, last = other
         assert last == "[DONE]"
     assert service.worker("a")["restarts"] == 1  # type: ignore[index]

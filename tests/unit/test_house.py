@@ -1,6 +1,7 @@
 """The rules of the house: who may import whom. Parsed from source, so nothing is imported to check it."""
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,7 @@ def modules(side: str) -> Iterator[tuple[str, Path]]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
+@functools.cache
 def imports(name: str, path: Path) -> set[str]:
     """Absolute names of everything that the module imports, wherever in the file."""
     found: set[str] = set()

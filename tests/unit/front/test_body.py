@@ -92,13 +92,16 @@ def test_a_split_character_at_the_border_of_a_slice_is_fine() -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(["model", "stream"]), inner),
-    max_leaves=20,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text() | st.sampled_from(["model", "stream"]), inner, max_size=3)
+    ),
+    max_leaves=8,
 )
 
 
 @settings(max_examples=50)
-@given(st.dictionaries(st.text(), JSON), st.text(), st.booleans())
+@given(st.dictionaries(st.text(), JSON, max_size=3), st.text(), st.booleans())
 def test_any_object_with_a_model_is_opened(fields: dict[str, Any], model: str, escape: bool) -> None:
     body = {**fields, "model": model, "stream": True}
     assert (
