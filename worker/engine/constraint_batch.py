@@ -33,8 +33,33 @@ class ConstrainedRows(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no t
     _matchers: list[Any]
     _token_context: list[Any]
 
+    @property
+    def is_last(self) -> bool:
+        """Whether every row has been given its last token already, so that another pass would serve nobody.
+
+        mlx-lm makes it all the same: an answer of one token would take two.
+        """
+        # Without log probabilities nothing was chosen yet.
+        return bool(self._next_logprobs) and all(
+            said + 1 >= most for said, most in zip(self._num_tokens, self.max_tokens, strict=True)
+        )
+
+    def _say_last(self) -> tuple[list[int], list[Any]]:
+        """What was chosen last. `tokens` and the caches do without it: no pass has read it."""
+        inputs = self._current_tokens = self._next_tokens
+        self._current_logprobs = self._next_logprobs
+        mx.eval(inputs, self._current_logprobs)
+        tokens: list[int] = inputs.tolist()
+        _follow(self._controls(), tokens)
+        return tokens, self._current_logprobs
+
+    def _controls(self) -> list[Control | None]:
+        return [_control(processors or ()) for processors in self.logits_processors]
+
     def _step(self) -> tuple[list[int], list[Any]]:
-        controls = [_control(processors or ()) for processors in self.logits_processors]
+        if self.is_last:
+            return self._say_last()
+        controls = self._controls()
         masks = next((control.masks for control in controls if control is not None), None)
         if masks is None and not self.always_own:
             step: tuple[list[int], list[Any]] = super()._step()
@@ -45,9 +70,7 @@ class ConstrainedRows(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no t
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         mx.eval(inputs, self._current_logprobs)
         tokens: list[int] = inputs.tolist()
-        for control, token in zip(controls, tokens, strict=True):
-            if control is not None:
-                control.follow(token)
+        _follow(controls, tokens)
         logits = self._processed(logits, inputs)
         bits = None if masks is None else masks.fill(controls)
         if masks is not None and bits is not None:
@@ -89,3 +112,9 @@ class ConstrainedRows(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no t
 
 def _control(processors: Sequence[Any]) -> Control | None:
     return next((processor for processor in processors if isinstance(processor, Control)), None)
+
+
+def _follow(controls: Sequence[Control | None], tokens: Sequence[int]) -> None:
+    for control, token in zip(controls, tokens, strict=True):
+        if control is not None:
+            control.follow(token)

@@ -49,7 +49,10 @@ def open_engine(
 
 
 def open_batch(model: Model, options: Options, prompts: PromptCache, ranks: Ranks | None = None) -> Batch:
-    """The batch, after a token was really generated; with a draft, after proposals were checked too."""
+    """The batch, after a token was really generated; with a draft, after proposals were checked too.
+
+    That takes one pass of the network: whoever waits for the model waits for it too.
+    """
     make: Callable[..., Batch] = Batch
     if ranks is not None:
         ranks.tell(Open(prompts.limit_bytes, tuple(sorted(model.end_tokens))))

@@ -34,6 +34,8 @@ class LeadingGenerator(RowGenerator):
 
 class FollowingRows(ConstrainedRows):
     def _step(self) -> tuple[list[int], list[Any]]:
+        if self.is_last:
+            return self._say_last()
         inputs = self._current_tokens = self._next_tokens
         logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
         # All ranks must compute all sums, in the same order: this one waits for those of the layers.

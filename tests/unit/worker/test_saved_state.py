@@ -80,7 +80,7 @@ def test_restored_state_answers_as_computed_state_does(
     second = first + answer + text(2, 30)
     later = restored(opened(root), second)
     tokens, cached = run(new_batch(network, later), row(1, second))[1]
-    assert cached == len(first) + len(answer)
+    assert cached == len(first) + len(answer) - 1
     # Not of itself what is computed in one go: half precision rounds otherwise in other batches.
     warm, _ = run(new_batch(network, prompts), row(1, second))[1]
     assert tokens == warm

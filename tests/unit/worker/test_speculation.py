@@ -191,7 +191,7 @@ def test_the_next_turn_needs_no_reading_again() -> None:
     assert steps <= 4
     found += outputs(batch)[2]
     assert tokens(found) == tokens(run(new_batch(), Row(2, turn, 40, GREEDY))[2])
-    assert batch.cached() == [(1, 0), (2, len(turn) - 3)]
+    assert batch.cached() == [(1, 0), (2, len(turn) - 4)]
 
 
 def test_a_cancelled_row_leaves_usable_state() -> None:
