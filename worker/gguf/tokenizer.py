@@ -182,9 +182,9 @@ def _vocabulary(metadata: Metadata, rows: int, *, add_bos: bool) -> _Vocabulary:
     )
 
 
-def _added_tokens(words: _Vocabulary) -> list[Json]:
+def _added_tokens(words: _Vocabulary) -> list[dict[str, Json]]:
     named = {words.bos, words.eos}
-    added: list[Json] = []
+    added: list[dict[str, Json]] = []
     for token, (content, kind) in enumerate(zip(words.tokens, words.kinds, strict=True)):
         special = kind in (TokenKind.CONTROL, TokenKind.UNKNOWN) or token in named
         if special or kind == TokenKind.USER_DEFINED:
@@ -198,7 +198,7 @@ def _file(words: _Vocabulary, parts: dict[str, Json]) -> dict[str, Json]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added_tokens(words),
+        "added_tokens": [*_added_tokens(words)],
         **parts,
         "post_processor": _post_processor(words),
     }
@@ -323,6 +323,11 @@ def _configuration(metadata: Metadata, words: _Vocabulary, context: int) -> dict
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": context,
+        # Where they are not told here, transformers reads all of tokenizer.json a second time for them.
+        "added_tokens_decoder": {
+            str(token["id"]): {name: value for name, value in token.items() if name != "id"}
+            for token in _added_tokens(words)
+        },
         **{key: value for key, value in named.items() if value is not None},
     }
 

@@ -1,14 +1,19 @@
 """What is read of a tokenizer beside the weights."""
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_lm import tokenizer_utils
 from mlx_lm.utils import load_config, load_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from shared.launch import Options
 from tests.fixtures.tiny import tiny_model
-from worker.model.writing import read_writing, vocabularies_made_once
+from worker.model.failures import LoadError
+from worker.model.writing import read_writing, vocabularies_made_once, without_detokenizer
 
 
 def test_a_vocabulary_is_made_once_and_is_the_tokenizers_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +39,24 @@ def test_a_vocabulary_that_grows_is_made_anew() -> None:
         tokenizer.add_tokens(["<|new|>"])
         assert tokenizer.get_vocab()["<|new|>"] == len(before)
         assert "<|new|>" not in before
+
+
+def test_no_detokenizer_is_made_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_model()
+    chosen = type(load_tokenizer(folder).detokenizer)
+    assert chosen is not tokenizer_utils.NaiveStreamingDetokenizer, "or the test shows nothing"
+    with without_detokenizer():
+        tokenizer = load_tokenizer(folder)
+    assert type(tokenizer.detokenizer) is tokenizer_utils.NaiveStreamingDetokenizer
+    assert tokenizer_utils.json is json, "only while it is read"
+    monkeypatch.setattr(tokenizer_utils, "BPEStreamingDetokenizer", None)
+    writing = read_writing(folder, Options(), load_config(folder))
+    assert writing.tokenizer.encode("of one model") == tokenizer.encode("of one model")
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model(), tmp_path / "model")
+    (folder / "tokenizer.json").write_text('{"version": ')
+    with pytest.raises(LoadError, match=r"the tokenizer can't be read: .*line 1 column 13"):
+        read_writing(folder, Options(), load_config(folder))
+    assert tokenizer_utils.json is json
