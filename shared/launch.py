@@ -263,24 +263,50 @@ class LaunchRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.json.encode(self) + b"\n"
 
 
+class Preview(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="preview", tag_field="only"):
+    """What a spare's launch record is likely to name: it may read ahead what takes no model's memory.
+
+    Nothing follows from it. The record may name another model.
+    """
+
+    directory: str
+    """Absolute path of the mlx-lm model folder."""
+    chat_template: str | None = None
+    """As in `Options`."""
+    protocol: str = __version__
+
+    def line(self) -> bytes:
+        """The preview as it goes through the pipe, with its line end."""
+        return msgspec.json.encode(self) + b"\n"
+
+
 class RecordError(Exception):
     """Raised when a launch record can't be used: malformed, or of another version."""
 
 
-class _Version(msgspec.Struct):
+class _Kind(msgspec.Struct):
     protocol: str = ""
+    only: str | None = None
 
 
 def parse_record(line: bytes) -> LaunchRecord:
     """The record in `line`. Raises RecordError with a sentence for the log."""
+    record = parse_line(line)
+    if not isinstance(record, LaunchRecord):
+        raise RecordError("there is no launch record")
+    return record
+
+
+def parse_line(line: bytes) -> LaunchRecord | Preview:
+    """What a worker without a model is told. Raises RecordError with a sentence for the log."""
     try:
-        version = msgspec.json.decode(line, type=_Version).protocol
+        kind = msgspec.json.decode(line, type=_Kind)
         # Before the fields: another version may have others, and the mismatch is the better message.
-        if version != __version__:
+        if kind.protocol != __version__:
             raise RecordError(
                 f"this worker is version {__version__}, the supervisor that started it is "
-                f"{version or 'unknown'}; restart the supervisor to use one version for both"
+                f"{kind.protocol or 'unknown'}; restart the supervisor to use one version for both"
             )
-        return msgspec.json.decode(line, type=LaunchRecord)
+        return msgspec.json.decode(line, type=LaunchRecord if kind.only is None else Preview)
     except msgspec.MsgspecError as error:
         raise RecordError(f"the launch record is not valid: {error}") from None

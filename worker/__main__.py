@@ -9,21 +9,31 @@ import asyncio
 import gc
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from shared import __version__
-from shared.launch import RECORD_FD_ARGUMENT, LaunchRecord, RecordError, parse_record
+from shared.launch import (
+    RECORD_FD_ARGUMENT,
+    LaunchRecord,
+    Preview,
+    RecordError,
+    parse_line,
+    parse_record,
+)
 from shared.sockets import unlink_quietly
 from shared.status import STATUS_FD_ARGUMENT, ExitCode, Failed, Hello, Status, Warm, encode_status
 from worker.model.backend import prepare_backend
 from worker.terminal import Terminal
+
+if TYPE_CHECKING:
+    from worker.model.reading import Reading
 
 log = logging.getLogger(__name__)
 
@@ -49,31 +59,37 @@ class StatusPipe:
 
 
 class Lifeline(threading.Thread):
-    """Reads stdin: the launch record, then the end, which means that the supervisor is gone.
+    """Reads stdin: previews, the launch record, then the end, which means that the supervisor is gone.
 
     A thread of its own, so that it also sees the end while the loop and the engine are in native code.
     """
 
     def __init__(self) -> None:
         super().__init__(name="lifeline", daemon=True)
-        self.record: Future[LaunchRecord] = Future()
+        self.told: queue.SimpleQueue[Preview | LaunchRecord] = queue.SimpleQueue()
+        """Nothing comes after the record."""
         self.socket: Path | None = None
         """Our socket's file, once it is ours."""
 
     def run(self) -> None:
-        line = b""
-        while b"\n" not in line:
-            piece = os.read(0, 65536)
-            if not piece:
-                leave(ExitCode.OK)  # a spare that is not needed any more
-            line += piece
-            if len(line) > MAX_RECORD_BYTES:
-                refuse("the launch record is too long")
-        try:
-            record = parse_record(line.partition(b"\n")[0])
-        except RecordError as error:
-            refuse(str(error))
-        self.record.set_result(record)
+        rest = b""
+        told: Preview | LaunchRecord | None = None
+        while not isinstance(told, LaunchRecord):
+            line, ended, after = rest.partition(b"\n")
+            if not ended:
+                piece = os.read(0, 65536)
+                if not piece:
+                    leave(ExitCode.OK)  # a spare that is not needed any more
+                rest += piece
+                if len(rest) > MAX_RECORD_BYTES:
+                    refuse("the launch record is too long")
+                continue
+            rest = after
+            try:
+                told = parse_line(line)
+            except RecordError as error:
+                refuse(str(error))
+            self.told.put(told)
         while os.read(0, 65536):
             pass
         # The supervisor is gone, and so are we: there is nothing yet that would take time to flush.
@@ -125,13 +141,24 @@ def import_engine() -> float:
     return time.monotonic() - started
 
 
+def begin_reading(preview: Preview) -> "Reading":
+    """Read ahead, after the imports."""
+    from worker.model.reading import Reading
+
+    return Reading(Path(preview.directory), preview.chat_template)
+
+
 async def serve(
-    record: LaunchRecord, say: Say, bound: Callable[[Path], None], signals: Sequence[signal.Signals]
+    record: LaunchRecord,
+    say: Say,
+    bound: Callable[[Path], None],
+    signals: Sequence[signal.Signals],
+    ahead: "Reading | None",
 ) -> int:
     """Run the application until one of `signals` tells it to stop. Returns the exit code."""
     from worker.app import App
 
-    app = App(record, say, bound)
+    app = App(record, say, bound, ahead)
 
     def terminate() -> None:
         app.stop()
@@ -145,12 +172,18 @@ async def serve(
     return await app.run()
 
 
-def run(record: LaunchRecord, say: Say, bound: Callable[[Path], None], *signals: signal.Signals) -> NoReturn:
-    """Serve on a loop of its own, then end the process."""
+def run(
+    record: LaunchRecord,
+    say: Say,
+    bound: Callable[[Path], None],
+    *signals: signal.Signals,
+    ahead: "Reading | None" = None,
+) -> NoReturn:
+    """Serve on a loop of its own, then end the process. `ahead` is what was read before the record came."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        leave(runner.run(serve(record, say, bound, signals)))
+        leave(runner.run(serve(record, say, bound, signals, ahead)))
 
 
 def log_to_stderr() -> None:
@@ -191,8 +224,10 @@ def serve_supervisor(descriptor: int) -> NoReturn:
     lifeline.start()
     log_to_stderr()
     status.say(Warm(import_s=import_engine()))
-    record = lifeline.record.result()
-    run(record, status.say, lambda path: setattr(lifeline, "socket", path), signal.SIGTERM)
+    ahead = None
+    while isinstance(told := lifeline.told.get(), Preview):
+        ahead = begin_reading(told)
+    run(told, status.say, lambda path: setattr(lifeline, "socket", path), signal.SIGTERM, ahead=ahead)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ from worker.engine.thread import Engine
 from worker.model.adapters import Adapters
 from worker.model.failures import LoadError, explain
 from worker.model.loading import Model, load
+from worker.model.reading import Reading
 from worker.public import PublicPort
 from worker.serving import WorkerServer
 from worker.shard.ranks import Ranks, gather, no_shards
@@ -72,8 +73,12 @@ _HEARTBEAT_S: Final = 1.0
 class App:
     """One worker: the ASGI application and everything behind it."""
 
-    def __init__(self, record: LaunchRecord, say: Say, bound: Callable[[Path], None]) -> None:
+    def __init__(
+        self, record: LaunchRecord, say: Say, bound: Callable[[Path], None], ahead: Reading | None = None
+    ) -> None:
         self.record = record
+        self._ahead = ahead
+        """A tokenizer that was read before the record came."""
         self._say = say
         self._bound = bound
         self._feed = Feed()
@@ -230,8 +235,9 @@ class App:
             if ranks is not None:
                 self._jobs.refusal = no_shards("This")
             model = await self._engine.call(
-                lambda: load(Path(record.directory), record.options, self._note_progress)
+                lambda: load(Path(record.directory), record.options, self._note_progress, self._ahead)
             )
+            self._ahead = None
             self._note_progress(Progress("warmup"))
             state = await self._keep_state(model)
             embedder = make_embedder(model, record.options)

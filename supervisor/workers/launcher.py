@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 
+from shared.launch import Preview
 from supervisor.telemetry.events import Events
 from supervisor.workers.exits import Exit
 from supervisor.workers.ledger import Entry, Ledger
@@ -32,6 +33,8 @@ class Launcher:
         self._closing = False
         self._given_up = False
         self._spare: WorkerProcess | None = None
+        self._preview: Preview | None = None
+        """What the next load is likely to be of."""
         self._raising: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
 
@@ -45,6 +48,14 @@ class Launcher:
     def spare(self) -> WorkerProcess | None:
         """The process that waits for the next load, if one is there and alive."""
         return self._spare
+
+    def expect(self, preview: Preview | None) -> None:
+        """The next load is likely to be of this: the spare, or the next one, reads ahead for it."""
+        if preview == self._preview:
+            return
+        self._preview = preview
+        if preview is not None and self._spare is not None:
+            self._spare.preview(preview)
 
     async def take(self) -> WorkerProcess:
         """The spare, or else a new process. Raises OSError when none can be started."""
@@ -91,6 +102,8 @@ class Launcher:
             return
         self._raising = None
         self._spare = process
+        if self._preview is not None:
+            process.preview(self._preview)
         self._events.emit("spare.starting", pid=process.pid)
 
         def ended(exited: asyncio.Future[Exit]) -> None:

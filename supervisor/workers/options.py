@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from shared.launch import Options, Shards
+from shared.launch import Options, Preview, Shards
+from supervisor.catalog.catalog import ModelEntry
 from supervisor.settings import MemorySettings, ModelSettings
 
 
@@ -35,8 +36,17 @@ def options_of(
         thinking=model.thinking,  # type: ignore[arg-type]  # the settings take nothing else
         draft=None if draft is None else str(draft),
         draft_tokens=model.draft_tokens,
-        chat_template=str(Path(model.chat_template).expanduser()) if model.chat_template else None,
+        chat_template=_chat_template(model),
         chat_template_kwargs=dict(model.chat_template_kwargs),
         shards=shards,
         adapters={name: str(Path(folder).expanduser()) for name, folder in model.adapters.items()},
     )
+
+
+def preview_of(entry: ModelEntry) -> Preview:
+    """What a spare may read before it is told to load `entry`."""
+    return Preview(str(entry.directory), _chat_template(entry.settings))
+
+
+def _chat_template(model: ModelSettings) -> str | None:
+    return str(Path(model.chat_template).expanduser()) if model.chat_template else None

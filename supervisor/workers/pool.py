@@ -51,6 +51,7 @@ from supervisor.workers.launcher import Launcher
 from supervisor.workers.leases import MachineLease
 from supervisor.workers.ledger import Ledger, sweep
 from supervisor.workers.machine_leases import MachineLeases
+from supervisor.workers.options import preview_of
 from supervisor.workers.preloads import Preloads
 from supervisor.workers.reload import Reload
 from supervisor.workers.residency import Residency
@@ -441,7 +442,7 @@ class Pool:
         self._todo.extend(actions)
         if self._doing:
             return
-        self._doing = True
+        self._doing, changes = True, bool(self._todo)
         try:
             while self._todo:
                 self._carry_out(self._todo.popleft())
@@ -449,6 +450,14 @@ class Pool:
             self._doing = False
         if self._residency.unshared:
             self._shares.tell(self._residency.share_out(), self._residency.pinned())
+        if changes:
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Let the spare know what it is likely to load."""
+        expected = self._residency.expected()
+        entry = None if expected is None else self._entries.get(expected)
+        self._launcher.expect(None if entry is None else preview_of(entry))
 
     def _carry_out(self, action: Action) -> None:
         match action:

@@ -26,7 +26,7 @@ import msgspec
 import psutil
 
 from shared import __version__
-from shared.launch import LaunchRecord
+from shared.launch import LaunchRecord, Preview
 from shared.sockets import SocketPathError, remove_stale
 from shared.status import (
     STATUS_FD_ARGUMENT,
@@ -128,10 +128,20 @@ class WorkerProcess:
         self.heard_s = self._loop.time()
         self.socket = Path(record.socket)
         self._output.attach(log, self.pid, on_lost)
+        self._tell(record.line())
+
+    def preview(self, preview: Preview) -> None:
+        """Let a spare read ahead for the model that it is likely to get."""
+        if self.state == "spare":
+            self._tell(preview.line())
+
+    def _tell(self, line: bytes) -> None:
+        """Write to a process that waits for its record."""
         assert self._lifeline is not None
-        # The pipe is empty and holds at least 16 KiB, so a short write means a record beyond all reason.
+        # What it was told before it has read, and the pipe holds 16 KiB at least: a short write means a line
+        # beyond all reason.
         try:
-            written = os.write(self._lifeline, line := record.line())
+            written = os.write(self._lifeline, line)
         except OSError:
             return  # it is dead; the reaper tells
         if written < len(line):

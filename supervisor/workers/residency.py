@@ -45,7 +45,7 @@ from supervisor.workers.actions import (
     Why,
 )
 from supervisor.workers.resident import FURTHER_TURNS, Phase, Resident
-from supervisor.workers.room import plan
+from supervisor.workers.room import plan, turn_order
 from supervisor.workers.sharing import share_out
 
 
@@ -69,6 +69,8 @@ class Residency:
         self._tight = False
         self.unshared = False
         """Whether `share_out` may have something new to say."""
+        self._evicted: str | None = None
+        """The model that had to make room last."""
 
     # What happens to requests.
 
@@ -422,6 +424,16 @@ class Residency:
         """Requests that wait, over all models."""
         return sum(len(model.waiting) for model in self._models.values())
 
+    def expected(self) -> str | None:
+        """The model that the next load is likely to be of: the first of those that wait for room, or else
+        the one that had to make room last, for people go back and forth. None while one is loading."""
+        if any(model.phase == "starting" for model in self._models.values()):
+            return None
+        wanting = [model for model in self._models.values() if model.phase == "absent" and model.waiting]
+        if wanting:
+            return min(wanting, key=turn_order).traits.id
+        return self._evicted
+
     def share_out(self) -> dict[str, Share]:
         """What to tell the serving workers. Report `limited` when one has heard what it was told last."""
         self.unshared = False
@@ -509,6 +521,8 @@ class Residency:
             yield from self._refuse_waiting(model, why)
         for model in made.spawn:
             model.begin()
+            if model.traits.id == self._evicted:
+                self._evicted = None
             yield Spawn(model.traits.id)
         for model in made.trim:
             model.trimmed = True
@@ -565,6 +579,8 @@ class Residency:
             yield Admit(request, model.traits.id)
 
     def _stop(self, model: Resident, reason: StopReason) -> Stop:
+        if reason == "evicted":
+            self._evicted = model.traits.id
         model.phase = "stopping"
         model.turn = 0
         model.yielding = False

@@ -64,7 +64,7 @@ def plan(
     if not wanting:
         made.reserved_bytes = room.reserved
         return made
-    wanting.sort(key=_turn_order)
+    wanting.sort(key=turn_order)
     for model in wanting:
         if (why := room.refusal(model)) is not None:
             made.refuse.append((model, why))
@@ -315,7 +315,8 @@ class _Room:
         )
 
 
-def _turn_order(model: Resident) -> tuple[bool, int, float]:
+def turn_order(model: Resident) -> tuple[bool, int, float]:
+    """Sorts those that wait for room: who is first gets it first."""
     overdue = model.passed >= PASSED
     return (not overdue, 0 if overdue else -model.traits.priority, model.oldest_s)
 

@@ -20,7 +20,7 @@ import uvloop
 
 from shared import __version__
 from shared.admin import Drained, Health
-from shared.launch import parse_record
+from shared.launch import LaunchRecord, parse_line
 from shared.sockets import bind_private, unlink_quietly
 from shared.status import STATUS_FD_ARGUMENT, Hello, Memory, Ready, Status, Warm, encode_status
 
@@ -135,8 +135,8 @@ class Connection(asyncio.Protocol):
 class Engine:
     """The process."""
 
-    def __init__(self, line: bytes) -> None:
-        self.record = parse_record(line)
+    def __init__(self, record: LaunchRecord) -> None:
+        self.record = record
         self.port = 0
         self.metronomes: dict[float, Metronome] = {}
 
@@ -195,9 +195,11 @@ def main() -> None:
     status_fd = parser.parse_args().status_fd
     _say(status_fd, Hello(version=__version__, pid=os.getpid()))
     _say(status_fd, Warm(import_s=0.0))
-    line = sys.stdin.buffer.readline()
-    if line:
-        uvloop.run(Engine(line).serve(status_fd))
+    for line in sys.stdin.buffer:
+        told = parse_line(line)
+        if isinstance(told, LaunchRecord):
+            uvloop.run(Engine(told).serve(status_fd))
+            break
 
 
 if __name__ == "__main__":

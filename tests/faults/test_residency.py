@@ -219,6 +219,26 @@ async def test_a_spare_serves_the_next_load_whatever_the_model(tmp_path: Path) -
         assert next_spare is not None and next_spare.pid != spare.pid
 
 
+async def test_the_spare_reads_ahead_for_whoever_waits_while_another_model_leaves(tmp_path: Path) -> None:
+    async with running(tmp_path, room=1, spare=True) as bench:
+        a, b = bench.model("a"), bench.model("b")
+        await bench.said("spare.starting")
+        await bench.chat(a)
+        await bench.said("spare.starting", count=2)
+        await bench.chat(b)
+        assert f"preview of {b.directory}" in bench.home.worker_log("b").read_text()
+        # What follows is a guess, which a wrong one leaves without harm.
+        await bench.said("spare.starting", count=3)
+        c = bench.model("c")
+        assert (await bench.chat(c)).model == "c"
+        previews = [
+            line.rpartition(" ")[2]
+            for line in bench.home.worker_log("c").read_text().splitlines()
+            if "preview of" in line
+        ]
+        assert previews == [str(a.directory), str(c.directory)]
+
+
 async def test_a_new_spare_waits_for_the_first_answer_of_a_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

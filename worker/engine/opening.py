@@ -69,7 +69,7 @@ def open_batch(model: Model, options: Options, prompts: PromptCache, ranks: Rank
     )
     most = 1 if model.draft is None else 2 + options.draft_tokens
     greedy = Sampling(temperature=0.0)
-    batch.insert(Row(id=0, prompt=[0, 0, 0, 0], max_tokens=most, sampling=greedy, ignore_eos=True))
+    batch.insert(Row(id=0, prompt=[0], max_tokens=most, sampling=greedy, ignore_eos=True))
     while len(batch):
         batch.step()
     if (counts := batch.speculated) is not None:

@@ -2,7 +2,6 @@
 but for the tokenizer, which is read meanwhile."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from worker.model.draft import DraftModel, load_draft
 from worker.model.embedding import Embedding, check_architecture, embedding_of
 from worker.model.failures import LoadError, explain
 from worker.model.network import evaluate, load_network
-from worker.model.writing import Writing, read_writing
+from worker.model.reading import Reading, reading_of
+from worker.model.writing import Writing
 from worker.shard.loading import check_shards, load_shard
 from worker.text.detokenize import Detokenizers
 from worker.text.dialect import Dialect
@@ -56,18 +56,23 @@ class Model:
         return self.embedding is None or not self.embedding.encoder
 
 
-def load(directory: Path, options: Options, report: Callable[[Progress], None]) -> Model:
-    """Load what `directory` holds; `report` may be called from any thread.
+def load(
+    directory: Path, options: Options, report: Callable[[Progress], None], ahead: Reading | None = None
+) -> Model:
+    """Load what `directory` holds; `report` may be called from any thread. `ahead` is a tokenizer that was
+    read before, of whatever model.
 
     Raises LoadError.
     """
     try:
-        return _load(directory, options, report)
+        return _load(directory, options, report, ahead)
     except Exception as error:
         raise explain(error) from error
 
 
-def _load(directory: Path, options: Options, report: Callable[[Progress], None]) -> Model:
+def _load(
+    directory: Path, options: Options, report: Callable[[Progress], None], ahead: Reading | None
+) -> Model:
     if not (directory / "config.json").is_file():
         # A path that is not there would be taken for a hub id, and a worker never downloads.
         raise LoadError(FailureKind.MISSING, f"there is no model in {directory} (no config.json)")
@@ -75,20 +80,16 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None])
     config = load_config(directory)
     check_architecture(config)
     embedding = embedding_of(directory, config)
-    reader = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-    try:
-        # Native code for the most part, and so are the weights: they don't wait for each other.
-        reading = reader.submit(read_writing, directory, options, config)
-        if options.shards is None:
-            network, config = load_network(directory, embedding)
-            total = evaluate(network, report)
-        else:
-            check_shards(options, embedding)
-            network, config, total = load_shard(directory, mx.distributed.init(), report)
-        report(Progress("tokenizer"))
-        writing = reading.result()
-    finally:
-        reader.shutdown(wait=False)
+    # Native code for the most part, and so are the weights: they don't wait for each other.
+    reading = reading_of(directory, options.chat_template, ahead)
+    if options.shards is None:
+        network, config = load_network(directory, embedding)
+        total = evaluate(network, report)
+    else:
+        check_shards(options, embedding)
+        network, config, total = load_shard(directory, mx.distributed.init(), report)
+    report(Progress("tokenizer"))
+    writing = reading.result()
     mx.clear_cache()
     vocabulary = writing.vocabulary
     draft = None

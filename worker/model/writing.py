@@ -1,6 +1,6 @@
 """A model's tokenizer, and what follows from it: how text becomes tokens and tokens become text.
 
-Needs no mlx, so it is read on a thread of its own while the weights come.
+Needs no mlx, so it can be read on a thread of its own while the weights come.
 """
 
 import contextlib
@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mlx_lm import tokenizer_utils
-from mlx_lm.utils import load_tokenizer
+from mlx_lm.utils import load_config, load_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from shared.launch import Options
 from shared.status import FailureKind
 from worker.model.failures import LoadError, explain
 from worker.text.detokenize import Detokenizers
@@ -37,13 +36,15 @@ class Writing:
     """Tokens of the line break."""
 
 
-def read_writing(directory: Path, options: Options, config: dict[str, Any]) -> Writing:
-    """What the folder's tokenizer makes of text; `config` is its config.json.
+def read_writing(directory: Path, chat_template: str | None) -> Writing:
+    """What the folder's tokenizer makes of text. `chat_template` is the path of a file with a template that
+    takes the place of its own.
 
     Raises LoadError.
     """
-    extra, end = _template_of(options), config.get("eos_token_id")
+    extra = _template_of(chat_template)
     try:
+        end = load_config(directory).get("eos_token_id")
         with vocabularies_made_once(), without_detokenizer():
             tokenizer = load_tokenizer(directory, extra, eos_token_ids=end)
             vocabulary = tokenizer.get_vocab()
@@ -111,12 +112,12 @@ class _Unread:
         return {}
 
 
-def _template_of(options: Options) -> dict[str, Any]:
+def _template_of(chat_template: str | None) -> dict[str, Any]:
     """What the tokenizer is told beside its files: the template that takes the place of its own."""
-    if options.chat_template is None:
+    if chat_template is None:
         return {}
     try:
-        text = Path(options.chat_template).read_text("utf-8")
+        text = Path(chat_template).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise LoadError(FailureKind.MISSING, f"the chat template can't be read: {reason}") from error

@@ -15,7 +15,7 @@ import pytest
 
 from shared import __version__
 from shared.admin import Drained, Health, Leased, Limited, Trimmed
-from shared.launch import LaunchRecord
+from shared.launch import LaunchRecord, Preview
 from shared.status import ExitCode, Failed, FailureKind, Hello, Memory, Ready, Warm
 from tests.e2e.worker.process import WorkerProcess, within, worker_process
 from tests.fixtures.models import write_fake_model
@@ -113,6 +113,20 @@ def test_the_end_of_a_spare(module: str, end: str) -> None:
             else:
                 worker.process.terminate()
             assert worker.exit(5) == ExitCode.OK
+
+
+@both
+def test_a_spare_that_was_told_what_is_likely_loads_what_its_record_names(
+    module: str, tmp_path: Path
+) -> None:
+    with worker_process(module) as worker:
+        folder = folder_for(module, tmp_path)
+        # All of it may come at once, before the imports are done.
+        previews = Preview(str(tmp_path / "gone")).line() + Preview(str(folder)).line()
+        worker.launch(previews + worker.record(folder).line())
+        assert isinstance(worker.settled(), Ready)
+        worker.process.terminate()
+        assert worker.exit(5) == ExitCode.OK
 
 
 @both

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from mlx_lm import tokenizer_utils
-from mlx_lm.utils import load_config, load_tokenizer
+from mlx_lm.utils import load_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from shared.launch import Options
 from tests.fixtures.tiny import tiny_model
 from worker.model.failures import LoadError
 from worker.model.writing import read_writing, vocabularies_made_once, without_detokenizer
@@ -26,7 +25,7 @@ def test_a_vocabulary_is_made_once_and_is_the_tokenizers_own(monkeypatch: pytest
         return make(tokenizer)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(PreTrainedTokenizerFast, "get_vocab", counted)
-    writing = read_writing(folder, Options(), load_config(folder))
+    writing = read_writing(folder, None)
     assert writing.vocabulary == whole == writing.tokenizer.get_vocab()
     assert len(made) == 1
     assert PreTrainedTokenizerFast.get_vocab is counted, "only while it is read"
@@ -50,7 +49,7 @@ def test_no_detokenizer_is_made_that_nobody_uses(monkeypatch: pytest.MonkeyPatch
     assert type(tokenizer.detokenizer) is tokenizer_utils.NaiveStreamingDetokenizer
     assert tokenizer_utils.json is json, "only while it is read"
     monkeypatch.setattr(tokenizer_utils, "BPEStreamingDetokenizer", None)
-    writing = read_writing(folder, Options(), load_config(folder))
+    writing = read_writing(folder, None)
     assert writing.tokenizer.encode("of one model") == tokenizer.encode("of one model")
 
 
@@ -58,5 +57,5 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model(), tmp_path / "model")
     (folder / "tokenizer.json").write_text('{"version": ')
     with pytest.raises(LoadError, match=r"the tokenizer can't be read: .*line 1 column 13"):
-        read_writing(folder, Options(), load_config(folder))
+        read_writing(folder, None)
     assert tokenizer_utils.json is json

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.catalog.catalog import ModelEntry
 from supervisor.settings import MemorySettings, ModelSettings
-from supervisor.workers.options import options_of
+from supervisor.workers.options import options_of, preview_of
 
 FOLDER = Path("/home/state/kv")
 
@@ -39,3 +40,12 @@ def test_a_draft_is_passed_on_as_a_folder() -> None:
     )
     assert (options.draft, options.draft_tokens) == ("/m/small", 7)
     assert options_of(ModelSettings(), MemorySettings(), FOLDER).draft is None
+
+
+def test_a_preview_says_what_the_record_will(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = ModelSettings(chat_template="~/own.jinja")
+    preview = preview_of(ModelEntry("a", tmp_path / "model", settings))
+    assert preview.directory == str(tmp_path / "model")
+    assert preview.chat_template == options_of(settings, MemorySettings(), FOLDER).chat_template
+    assert preview.chat_template == str(tmp_path / "own.jinja")

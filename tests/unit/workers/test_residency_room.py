@@ -9,6 +9,45 @@ from supervisor.workers.actions import (
 from supervisor.workers.residency import Residency
 from tests.unit.workers.residency_examples import A, B, C, refused, serving, traits
 
+# What comes next.
+
+
+def test_the_next_load_is_expected_of_whoever_is_first_to_get_room() -> None:
+    residency = Residency(10)
+    assert residency.expected() is None
+    serving(residency, traits("a", cost=10))
+    residency.arrived(1, traits("a", cost=10), 1.0)
+    residency.arrived(2, traits("b", cost=10), 2.0)
+    residency.arrived(3, traits("c", cost=10, priority=1), 3.0)
+    assert residency.expected() == "c"
+    residency.left(3, 4.0)
+    assert residency.expected() == "b"
+
+
+def test_of_whoever_had_to_make_room_when_nobody_waits() -> None:
+    residency = Residency(10)
+    serving(residency, traits("a", cost=10))
+    assert residency.arrived(1, traits("b", cost=10), 1.0) == [Stop("a", "evicted")]
+    assert residency.expected() == "b"
+    assert residency.gone("a", 2.0) == [Spawn("b")]
+    assert residency.expected() is None
+    residency.ready("b", 3.0)
+    assert residency.expected() == "a"
+    residency.arrived(2, traits("a", cost=10), 4.0)
+    residency.left(1, 5.0)
+    assert residency.gone("b", 6.0) == [Spawn("a")]
+    residency.ready("a", 7.0)
+    assert residency.expected() == "b"
+
+
+def test_of_nobody_when_the_last_to_leave_was_not_in_the_way() -> None:
+    residency = Residency(10)
+    serving(residency, traits("a", cost=10))
+    assert residency.tick(1000.0) == [Stop("a", "idle")]
+    residency.gone("a", 1001.0)
+    assert residency.expected() is None
+
+
 # Bytes.
 
 
