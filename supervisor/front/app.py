@@ -15,7 +15,7 @@ from shared.errors import PublicError
 from shared.headers import Headers, check_once
 from shared.request_ids import HEADER
 from supervisor.catalog.catalog import Catalog
-from supervisor.front.body import body_at_once, body_of
+from supervisor.front.body import body_at_once, body_of, is_on_its_way
 from supervisor.front.incoming import Incoming
 from supervisor.front.wanted import wanted_of
 from supervisor.http.asgi import AsgiApp, scope_of
@@ -173,11 +173,27 @@ class Front:
 
     def _forward(self, came: Incoming) -> Work | None:
         self._begin(came)
-        body = body_at_once(came.exchange, max_bytes=self._max_body_bytes)
-        if body is None:
+        exchange, max_bytes = came.exchange, self._max_body_bytes
+        body = body_at_once(exchange, max_bytes=max_bytes)
+        if body is not None:
+            self._relay(came, body)
+        elif is_on_its_way(exchange, came.fields.get(b"content-length"), max_bytes=max_bytes):
+            exchange.when_whole = functools.partial(self._forward_whole, came)
+        else:
             return self._forward_later(came)
-        Relay(self._forwarded(came, body), self._pool).begin(functools.partial(self._go_on, came))
         return None
+
+    def _forward_whole(self, came: Incoming) -> None:
+        """The body has come, after the head."""
+        body = came.exchange.whole_body()
+        assert body is not None
+        try:
+            self._relay(came, body)
+        except PublicError as error:
+            self._refuse(came, error)
+
+    def _relay(self, came: Incoming, body: bytes) -> None:
+        Relay(self._forwarded(came, body), self._pool).begin(functools.partial(self._go_on, came))
 
     async def _forward_later(self, came: Incoming) -> None:
         """Once the body is there."""

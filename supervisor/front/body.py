@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from shared.envelope import too_large
-from supervisor.http.exchange import ClientGone, Exchange
+from supervisor.http.exchange import HIGH_WATER_BYTES, ClientGone, Exchange
 
 
 def body_at_once(exchange: Exchange, *, max_bytes: int) -> bytes | None:
@@ -13,6 +13,14 @@ def body_at_once(exchange: Exchange, *, max_bytes: int) -> bytes | None:
     if body is not None and len(body) > max_bytes:
         raise too_large(max_bytes)
     return body
+
+
+def is_on_its_way(exchange: Exchange, declared: bytes | None, *, max_bytes: int) -> bool:
+    """Whether the rest of the body comes by itself and is small enough to be waited for as a whole, as of
+    clients that send the head by itself. `declared` is the Content-Length, if there is one."""
+    if declared is None or exchange.expects_continue:
+        return False
+    return int(declared) <= min(HIGH_WATER_BYTES, max_bytes)
 
 
 async def body_of(exchange: Exchange, declared: bytes | None, *, max_bytes: int) -> bytes:

@@ -162,17 +162,23 @@ class HttpConnection(asyncio.Protocol):
     # Answering
 
     def _begin_next(self, _: object = None) -> None:
-        """Hand the first request to the application, unless it has it. Not while the client reads too slowly
-        what was sent to it before: then requests pile up, until no more are read."""
-        if not self._exchanges or self._exchanges[0].begun:
-            return
-        if self.blocked is not None:
-            self.blocked.add_done_callback(self._begin_next)
+        """Hand the first request to the application, unless it has it; then tell it of the body that it waits
+        for. Not while the client reads too slowly what was sent to it before: then requests pile up, until no
+        more are read."""
+        if not self._exchanges:
             return
         exchange = self._exchanges[0]
-        exchange.begun = True
-        self._registry.open.add(exchange)
         try:
+            if exchange.begun:
+                if exchange.body_complete and exchange.when_whole is not None:
+                    told, exchange.when_whole = exchange.when_whole, None
+                    told()
+                return
+            if self.blocked is not None:
+                self.blocked.add_done_callback(self._begin_next)
+                return
+            exchange.begun = True
+            self._registry.open.add(exchange)
             work = self._registry.handler(exchange)
         except Exception as error:
             self.failed(exchange, error)
@@ -207,6 +213,7 @@ class HttpConnection(asyncio.Protocol):
     def over(self, exchange: Exchange) -> None:
         """Called by the exchange when it ends without a task."""
         self._registry.over(exchange)
+        exchange.when_whole = None
         told, exchange.when_over = exchange.when_over, None
         if told is not None:
             told()

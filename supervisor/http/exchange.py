@@ -94,6 +94,7 @@ class Exchange:
         "status",
         "task",
         "when_over",
+        "when_whole",
     )
 
     def __init__(
@@ -113,11 +114,12 @@ class Exchange:
         """That works on the answer, if one does; the connection's."""
         self.when_over: Callable[[], None] | None = None
         """Called once, when the answer is complete or the client gone, and no task works on it."""
+        self.when_whole: Callable[[], None] | None = None
+        """Called once, when the body has come, for an application that waits for it without a task."""
         self.body_complete = False
         self.buffered_bytes = 0
         self.started = False
-        self.status = 0
-        """Of the answer, once it has begun."""
+        self.status = 0  # of the answer, once it has begun
         self.complete = False
         self.gone = False
         """The client disconnected, or the connection was given up: whatever is sent goes nowhere."""
@@ -174,7 +176,7 @@ class Exchange:
 
     async def receive(self) -> Message:
         """The next piece of the request's body, then `http.disconnect` when the client is gone."""
-        if self._expects_continue and not self.gone and not self.started:
+        if self._expects_continue and not (self.gone or self.started):
             self._expects_continue = False
             self._wire.transport.write(_CONTINUE)
         while not (self.gone or self.complete):
@@ -266,8 +268,7 @@ class Exchange:
             self._framing = "close"
             self.keep_alive = False
         # What is left of an unread body would be taken for the next request.
-        if not self.body_complete:
-            self.keep_alive = False
+        self.keep_alive = self.keep_alive and self.body_complete
         if not self.keep_alive:
             lines += (b"connection", b": ", b"close", b"\r\n")
         expected = 2 + len(lines) // 4

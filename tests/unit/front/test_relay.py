@@ -14,6 +14,7 @@ from shared.errors import Api, PublicError
 from supervisor.http.exchange import Exchange
 from supervisor.http.server import HttpServer
 from supervisor.relay import Forwarded, Relay
+from supervisor.telemetry.events import Event
 from tests.fixtures.wire import Wire, connected
 from tests.unit.front.asking import CHAT, error_of, eventually
 from tests.unit.front.doubles import END, EVENTS, Supervised, Worker, chunk, says, says_ok, supervised
@@ -23,6 +24,7 @@ from tests.unit.front.test_front_breaks import Slow
 pytestmark = pytest.mark.parametrize("anyio_backend", LOOPS)
 
 PLAIN = b'{"model": "fake"}'
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
 MANY = 40
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -74,6 +76,58 @@ async def test_none_works_on_a_short_answer(tmp_path: Path) -> None:
         assert answer.headers["x-request-id"].startswith("req_")
         await eventually(lambda: here.pool.held == 0 and here.server.open_responses == 0)
         assert len(here.pool.workers[0]._connections) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1, len(PLAIN) - 1])
+async def test_none_waits_for_a_small_body(tmp_path: Path, cut: int) -> None:
+    """Most clients send the head by itself."""
+    async with warm(tmp_path, says_ok) as (here, wire):
+        wire.send(HEAD % len(PLAIN) + PLAIN[:cut])
+        await eventually(lambda: here.server.open_responses == 1)
+        assert "Front._guarded" not in tasks()
+        wire.send(PLAIN[cut:] + HEAD % len(PLAIN))
+        assert (await wire.read()).body == b"{}"
+        wire.send(PLAIN)
+        assert (await wire.read()).body == b"{}"
+        wire.send(HEAD % 12)
+        await eventually(lambda: here.server.open_responses == 1)
+        wire.send(b'{"model":""}')
+        assert error_of(await wire.read())["code"] == "model_not_found"
+        await eventually(lambda: here.pool.held == 0 and here.server.open_responses == 0)
+
+
+async def test_who_leaves_within_a_small_body_is_counted(tmp_path: Path) -> None:
+    async with warm(tmp_path, says_ok) as (here, wire):
+        seen: list[Event] = []
+        here.events.subscribe(seen.append)
+        wire.send(HEAD % 100 + PLAIN)
+        await eventually(lambda: here.server.open_responses == 1)
+        wire.reset()
+        await eventually(lambda: here.server.open_responses == 0)
+        await eventually(lambda: 499 in [event.fields.get("status") for event in seen])
+        assert here.pool.taken == 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HEAD % (1 << 30),
+        HEAD.replace(b"Content-Length: %d", b"Transfer-Encoding: chunked"),
+        (HEAD % len(PLAIN)).replace(b"Host", b"Expect: 100-continue\r\nHost"),
+    ],
+)
+async def test_other_bodies_are_read_as_ever(tmp_path: Path, head: bytes) -> None:
+    async with warm(tmp_path, says_ok) as (here, wire):
+        wire.send(head)
+        if b"Content-Length: 1073741824" in head:
+            assert (await wire.read()).status == 413
+            return
+        await eventually(lambda: here.server.open_responses == 1)
+        assert "Front._guarded" in tasks()
+        chunked = b"chunked" in head
+        wire.send(chunk(PLAIN) + END if chunked else PLAIN)
+        assert (await wire.read()).body == b"{}"
+        assert wire.interim == ([] if chunked else [100])
 
 
 @pytest.mark.parametrize("dying", [says(cut=True), says(b"HTTP/1.1 200 OK\r\ncontent-le", cut=True)])
