@@ -15,7 +15,10 @@ from supervisor.http.upgraded import Upgraded
 
 log = logging.getLogger(__name__)
 
+# An enumeration's members are looked up slowly through its name.
 _NOTHING: Final = Reading.NOTHING
+_HEAD: Final = Reading.HEAD
+_BODY: Final = Reading.BODY
 
 _MAX_PIPELINED: Final = 8
 _LINGER_S: Final = 2.0
@@ -98,10 +101,12 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(refusal.error)
             self._begin_next()
             return
-        if self._reader.new_phase or self._reader.reading is _NOTHING:
+        reader = self._reader
+        if reader.new_phase or reader.reading is _NOTHING:
             self._begin_phase()
         self._begin_next()
-        self._throttle()
+        if self._exchanges or self._read_paused:
+            self._throttle()
 
     def eof_received(self) -> bool:
         """Keep a half-closed connection while an answer is due, if the client turns out to be there still."""
@@ -325,11 +330,13 @@ class HttpConnection(asyncio.Protocol):
     # Time
 
     def _begin_phase(self) -> None:
-        self._reader.new_phase = False
-        if self._reader.reading is Reading.HEAD:
+        reader = self._reader
+        reader.new_phase = False
+        reading = reader.reading
+        if reading is _HEAD:
             self._set_deadline(self._registry.limits.head_s)
-        elif self._reader.reading is Reading.BODY:
-            self._reader.window_bytes = 0
+        elif reading is _BODY:
+            reader.window_bytes = 0
             self._set_deadline(self._registry.limits.body_window_s)
         elif self._exchanges:
             self._deadline = math.inf
@@ -353,7 +360,7 @@ class HttpConnection(asyncio.Protocol):
             self._set_deadline(left_s)
         elif self._deaf or self._reader.reading is _NOTHING:
             self.transport.abort()
-        elif self._reader.reading is Reading.HEAD:
+        elif self._reader.reading is _HEAD:
             self._refuse(_too_slow("The request's head took too long."))
         elif self._is_body_slow():
             self._refuse(_too_slow("The request's body came too slowly."))

@@ -241,7 +241,7 @@ class Exchange:
             raise RuntimeError("a second head was sent for one answer")
         self.status = status
         length: bytes | None = None
-        lines = [status_line(status)]
+        lines = [_STATUS_LINES.get(status) or status_line(status)]
         for name, value in headers:
             key = name.lower()
             if key in _TELLING:

@@ -98,8 +98,8 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """Raises Refusal; nothing may be fed after that."""
-        self._feed_bytes = len(data)
-        self._wire_bytes += len(data)
+        size = self._feed_bytes = len(data)
+        self._wire_bytes += size
         self._feed(data)
         reading = self.reading
         if reading is _NOTHING:
@@ -198,8 +198,9 @@ class RequestReader:
         )
 
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        self.window_bytes += len(body)
+        size = len(body)
+        self._body_bytes += size
+        self.window_bytes += size
         self._receiver.on_request_body(body)
 
     def on_message_complete(self) -> None:

@@ -14,6 +14,7 @@ _LONGEST_TEXT: Final = 4000
 _SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _PLAIN_WORD: Final = re.compile(r"[!#-<>-\[\]-~]{1,200}")
 """Most words: ASCII without anything that wants quotes."""
+_PLAIN_WORDS: Final = re.compile(rf"{_PLAIN_WORD.pattern}(?: {_PLAIN_WORD.pattern})*")
 
 _FORMATS: Final[dict[type, str]] = {str: "%s", int: "%d", float: "%.6g"}
 """As `_shown` has them."""
@@ -28,8 +29,11 @@ def log_line(event: Event) -> bytes:
     # Every request makes such a line, and one like the other.
     values = tuple(event.fields.values())
     shape = _shape(event.level, event.kind, tuple(event.fields), tuple(map(type, values)))
-    if shape is not None and all(_PLAIN_WORD.fullmatch(value) for value in values if isinstance(value, str)):
-        return (shape % (timestamp(event.at), *values)).encode("ascii")
+    if shape is not None:
+        texts = [value for value in values if isinstance(value, str)]
+        joined = " ".join(texts)
+        if not texts or (_PLAIN_WORDS.fullmatch(joined) and joined.count(" ") == len(texts) - 1):
+            return (shape % (timestamp(event.at), *values)).encode("ascii")
     words = [timestamp(event.at), event.level, _word(event.kind)]
     words += [f"{_word(name)}={_shown(value)}" for name, value in event.fields.items() if value is not None]
     return (" ".join(words) + "\n").encode("utf-8", "backslashreplace")
@@ -62,7 +66,13 @@ def json_line(event: Event) -> bytes:
 
 def timestamp(at: float) -> str:
     """Seconds since 1970 as `2026-03-01T09:30:00.125Z`."""
-    seconds, thousandths = divmod(int(at * 1000), 1000)
+    return _timestamp(int(at * 1000))
+
+
+@functools.lru_cache(maxsize=8)
+def _timestamp(at_ms: int) -> str:
+    # Many are told of at once.
+    seconds, thousandths = divmod(at_ms, 1000)
     return f"{_clock(seconds)}.{thousandths:03d}Z"
 
 

@@ -109,19 +109,19 @@ class Mark(msgspec.Struct, gc=False, eq=False):
         if self.model_state is not None:
             told["model_state"] = self.model_state
         if self.parsed_at is not None:
-            told["parsed_ms"] = round(1000 * (self.parsed_at - came_at), 3)
+            told["parsed_ms"] = _ms(self.parsed_at - came_at)
         if self.placed_at is not None:
-            told["placed_ms"] = round(1000 * (self.placed_at - came_at), 3)
+            told["placed_ms"] = _ms(self.placed_at - came_at)
         if self.prepared_at is not None:
-            told["prepared_ms"] = round(1000 * (self.prepared_at - came_at), 3)
+            told["prepared_ms"] = _ms(self.prepared_at - came_at)
         if self.admitted_at is not None:
-            told["admitted_ms"] = round(1000 * (self.admitted_at - came_at), 3)
+            told["admitted_ms"] = _ms(self.admitted_at - came_at)
         if self.first_token_at is not None:
-            told["first_token_ms"] = round(1000 * (self.first_token_at - came_at), 3)
+            told["first_token_ms"] = _ms(self.first_token_at - came_at)
         if self.last_token_at is not None:
-            told["last_token_ms"] = round(1000 * (self.last_token_at - came_at), 3)
+            told["last_token_ms"] = _ms(self.last_token_at - came_at)
         if self.ended_at is not None:
-            told["ended_ms"] = round(1000 * (self.ended_at - came_at), 3)
+            told["ended_ms"] = _ms(self.ended_at - came_at)
         if self.status is not None:
             told["status"] = self.status
         if self.ended is not None:
@@ -133,6 +133,11 @@ class Mark(msgspec.Struct, gc=False, eq=False):
         if self.tokens_out is not None:
             told["tokens_out"] = self.tokens_out
         return told
+
+
+def _ms(seconds: float) -> float:
+    """Milliseconds, to the thousandth."""
+    return int(1e6 * seconds + 0.5) / 1000
 
 
 class Timelines:

@@ -470,11 +470,11 @@ class Residency:
     # How it is decided.
 
     def _is_open(self, model: Resident) -> bool:
-        return (
-            model.phase == "ready"
-            and not (model.waiting or model.yielding or model.leaving or model.leased or self._leases)
-            and len(model.admitted) < model.traits.window
-        )
+        if model.phase != "ready" or model.waiting or model.yielding or model.leaving or model.leased:
+            return False
+        running = len(model.admitted)
+        traits = model.traits
+        return not self._leases and (running < traits.max_concurrency or running < traits.window)
 
     @property
     def _over_budget(self) -> bool:

@@ -165,9 +165,10 @@ class Resident:
 
     def enter(self, request: int, now: float) -> None:
         """Let the request use the worker."""
-        if self.unused:
+        if self.turn:
+            self.turn -= 1
+        elif not self.admitted:
             self.turn_s = now
-        self.turn = max(0, self.turn - 1)
         self.trimmed = self.lean = False
         self.admitted.add(request)
 
