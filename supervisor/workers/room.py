@@ -71,9 +71,13 @@ def plan(
         elif not loads or model.retry_s > now:
             continue
         elif room.takes(model):
-            # Who holds no more than it counts for may still think that it may; soon it has heard.
             if room.claims(model.traits.cost_bytes):
                 made.spawn.append(model)
+            else:
+                # They count for less than they were told that they may take, and have soon heard otherwise.
+                model.behind = _ids(
+                    other for other in room.residents if other.claim_bytes > other.booked_bytes
+                )
             if model.traits.exclusive:
                 break
         else:

@@ -57,6 +57,8 @@ class Share:
         most = left if most_bytes is None else self._left(max(most_bytes, cap_bytes or 0))
         if self.state is not None:
             self.state.resize(left.kv_bytes, left.prompt_bytes if self._keeps_prompts else 0)
+            # Rows that run may be more than what is left.
+            self.state.make_room(self._admission.rows_bytes)
         self.room = left
         self._admission.limit(
             self._needs,

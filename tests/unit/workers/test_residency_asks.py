@@ -162,6 +162,8 @@ def test_a_load_waits_until_the_others_have_heard_that_they_may_take_less(busy: 
     assert residency.arrived(3, traits("c", cost=4), 2.0) == []
     assert [share.bytes for share in residency.share_out().values()] == [3, 3]
     assert residency.limited("a", 3, 2.0) == []
+    (waiting,) = residency.waiting(2.0)
+    assert (waiting.reason, waiting.behind) == ("room", ("b",))
     assert residency.limited("b", 3, 2.0) == [Spawn("c")]
 
 
