@@ -19,7 +19,8 @@ _RESERVE: Final = 0.05
 """Of the cap, for what is computed and dropped again."""
 _PROMPT_SHARE: Final = 0.25
 """Of what the weights leave, for the prompt cache. Rows that need it take it back."""
-_LEAST_BYTES: Final = 64 * 2**20
+LEAST_BYTES: Final = 64 * 2**20
+"""For rows there is so much at least, where nobody could be asked for more."""
 _MOST_PROMPTS: Final = 16 * 2**30
 
 
@@ -112,16 +113,16 @@ def room(
     cap_bytes: int | None = None,
     prompt_bytes: int | None = None,
     ram_bytes: int | None = None,
-    least_bytes: int = _LEAST_BYTES,
+    least_bytes: int = LEAST_BYTES,
 ) -> Room:
     """Divide up what the worker may hold: `cap_bytes`, or the GPU's working set, or a share of RAM.
 
-    `weights_bytes` are all that it holds without rows. Rows get `least_bytes`, even where that is too much.
+    `weights_bytes` are all that it holds without rows, which get `least_bytes` even where that is too much.
     """
     if cap_bytes is None:
         total = int(psutil.virtual_memory().total) if ram_bytes is None else ram_bytes
         cap_bytes = working_set_bytes or int(_SHARE_OF_RAM * total)
     left = max(least_bytes, int((1 - _RESERVE) * cap_bytes) - weights_bytes)
     if prompt_bytes is None:
-        prompt_bytes = min(left, _MOST_PROMPTS, max(_LEAST_BYTES, int(_PROMPT_SHARE * left)))
+        prompt_bytes = min(left, _MOST_PROMPTS, max(LEAST_BYTES, int(_PROMPT_SHARE * left)))
     return Room(kv_bytes=left, prompt_bytes=prompt_bytes)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from shared.launch import Options
 from worker.engine.admission import Admission, Terms
-from worker.engine.needs import Needs, Room, cap_for, room
+from worker.engine.needs import LEAST_BYTES, Needs, Room, cap_for, room
 from worker.engine.prompt_state import PromptState
 
 
@@ -12,7 +12,8 @@ class Share:
     """Begins with what the launch record says; `limit` changes it. On the event loop.
 
     With a budget beside it the share is all there is for now: whoever decides about the others can be asked
-    for more. Without one it is all there ever will be, and one row alone may go beyond it.
+    for more. Without one it is all there ever will be, and one row alone may go beyond it. Whoever has all
+    there ever will be has room for a short row, even if the model itself takes more than that.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Share:
         self._working_set_bytes = working_set_bytes
         self._keeps_prompts = keeps_prompts
         self._asks = options.budget_bytes is not None
+        self._most_bytes: int | None = None
         self.state: PromptState | None = None
         self.room = self.limit(options.memory_bytes)
 
@@ -51,10 +53,14 @@ class Share:
         There will be `most_bytes` at most, beside models that are `pinned`. With `back`, rows that need more
         than there is are given back and do not wait.
         """
-        left = self._left(cap_bytes)
         if most_bytes is None:
             most_bytes = self._options.budget_bytes
-        most = left if most_bytes is None else self._left(max(most_bytes, cap_bytes or 0))
+        if most_bytes is None or cap_bytes is None or cap_bytes >= most_bytes:
+            self._most_bytes = cap_bytes
+            left = most = self._left(cap_bytes)
+        else:
+            self._most_bytes = most_bytes
+            left, most = self._left(cap_bytes, least_bytes=0), self._left(most_bytes)
         if self.state is not None:
             self.state.resize(left.kv_bytes, left.prompt_bytes if self._keeps_prompts else 0)
             # Rows that run may be more than what is left.
@@ -66,13 +72,13 @@ class Share:
         )
         return left
 
-    def _left(self, cap_bytes: int | None) -> Room:
+    def _left(self, cap_bytes: int | None, *, least_bytes: int = LEAST_BYTES) -> Room:
         return room(
             weights_bytes=self._fixed_bytes,
             working_set_bytes=self._working_set_bytes,
             cap_bytes=cap_bytes,
             prompt_bytes=self._options.prompt_cache_bytes,
-            **({"least_bytes": 0} if self._asks else {}),
+            least_bytes=least_bytes,
         )
 
     @property
@@ -84,4 +90,7 @@ class Share:
     def wanted_bytes(self) -> int:
         """What it would have to be allowed to take for the row that waits for that; 0 without one."""
         wanted = self._admission.wanted_bytes
-        return cap_for(wanted, self._fixed_bytes) if wanted else 0
+        if not wanted:
+            return 0
+        needed = cap_for(wanted, self._fixed_bytes)
+        return needed if self._most_bytes is None else min(needed, self._most_bytes)

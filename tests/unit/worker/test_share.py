@@ -14,9 +14,9 @@ WEIGHTS = 1000 * MIB
 
 
 class Line:
-    """A worker's line, whose rows hold a MiB for each token."""
+    """A worker's line, whose rows hold a MiB for each token unless told otherwise."""
 
-    def __init__(self, memory: int, budget: int | None) -> None:
+    def __init__(self, memory: int, budget: int | None, *, token_bytes: int = MIB) -> None:
         self.started: list[str] = []
         self.refused: dict[str, list[PublicError]] = {}
         self.turns: dict[str, Turn] = {}
@@ -24,7 +24,7 @@ class Line:
         options = Options(memory_bytes=memory, budget_bytes=budget)
         self.share = Share(
             self.admission,
-            Needs(token_bytes=MIB),
+            Needs(token_bytes=token_bytes),
             options,
             weights_bytes=WEIGHTS,
             working_set_bytes=0,
@@ -156,6 +156,17 @@ def test_the_rows_of_a_leases_holder_keep_to_the_share_too() -> None:
     assert line.started[-1] == "own 2"
     line.admission.release(lease)
     assert line.started[-1] == "later"
+
+
+def test_a_model_that_takes_more_than_there_is_answers_short_rows_when_it_has_everything() -> None:
+    """An estimate may be too low, and it was loaded all the same."""
+    line = Line(WEIGHTS // 4, budget=WEIGHTS // 2, token_bytes=MIB // 8)
+    line.ask("short", 256)
+    assert line.started == [] and line.share.wanted_bytes == WEIGHTS // 2
+    line.share.limit(WEIGHTS // 2)
+    assert line.started == ["short"]
+    with pytest.raises(PublicError):
+        line.admission.check(512)
 
 
 def test_without_anybody_to_ask_one_row_alone_runs() -> None:
