@@ -125,7 +125,7 @@ def test_many_that_leave_leak_nothing(service: Service) -> None:
     wait_until(lambda: in_flight(service) == 0, "still counted")
     for process, (descriptors, memory) in zip(watched, before, strict=True):
         # The few connections between the two that happen to be idle come and go.
-        assert process.num_fds() <= descriptors + 16
+        wait_until(lambda: process.num_fds() <= descriptors + 16, "descriptors leaked")  # noqa: B023
         assert process.memory_info().rss < memory + 8 * 2**20
 
 

@@ -192,16 +192,16 @@ async def test_a_conversation_with_calls_can_be_judged() -> None:
 
 
 async def test_running_rows_keep_running_meanwhile() -> None:
-    questions = [PREDICATE, CHOICE] * 30
+    questions = [PREDICATE, CHOICE] * 12
     async with serving(tiny=LONG) as worker, worker.stream(max_tokens=ENDLESS) as stream:
         await anext(stream)
         deciding = asyncio.create_task(decide(worker, {"input": "wet " * 100, "questions": questions}))
         during = ""
         while not deciding.done():
             during += content([await anext(stream)])
-        assert len(deciding.result()["answers"]) == 60
+        assert len(deciding.result()["answers"]) == 24
         # A token after each of them, of which the last may still be on their way to us.
-        assert len(during) >= 20
+        assert len(during) >= 8
 
 
 async def test_a_client_that_leaves_frees_its_place() -> None:

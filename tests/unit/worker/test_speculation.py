@@ -335,7 +335,7 @@ def test_a_draft_of_any_kind_is_always_right_about_itself(make: Any) -> None:
 def test_windows_are_rewound_beyond_their_length(length: int) -> None:
     network = window_network()
     assert unrewindable(network) == []
-    wanted = Row(1, [40 + position for position in range(length)], 40, GREEDY)
+    wanted = Row(1, [40 + position for position in range(length)], 24, GREEDY)
     expected = tokens(run(batch_on(network), wanted)[1])
     for seed in (0, 1):
         other = draft(window_network(seed))
