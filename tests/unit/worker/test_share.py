@@ -166,7 +166,7 @@ def test_a_model_that_takes_more_than_there_is_answers_short_rows_when_it_has_ev
     line.share.limit(WEIGHTS // 2)
     assert line.started == ["short"]
     with pytest.raises(PublicError):
-        line.admission.check(512)
+        line.admission.check(1024)
 
 
 def test_without_anybody_to_ask_one_row_alone_runs() -> None:
