@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from supervisor.catalog.catalog import ModelEntry
+from supervisor.catalog.catalog import Catalog, ModelEntry
 from supervisor.relay import handed_back
 from supervisor.settings import MemorySettings, ModelSettings, Settings, WatchSettings
 from tests.fixtures.pools import Bench, running
@@ -19,7 +19,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 WORKER = (sys.executable, "-m", "worker")
 WATCH = WatchSettings(silence_s=60, stall_s=120, drain_s=5, kill_grace_s=3)
-SHAPE = Tiny(layers=8, hidden=384, context=4096)
+SHAPES = {
+    "a": Tiny(layers=8, hidden=384, context=4096, seed=1),
+    "b": Tiny(layers=8, hidden=384, context=4096, seed=2),
+}
 TOKEN_BYTES = 8 * 2 * 2 * 96 * 4
 """Keys and values of two heads in each layer."""
 PROMPT_TOKENS = 700
@@ -53,13 +56,12 @@ class Answered(msgspec.Struct, frozen=True):
 class Machine:
     """Two models, each with a worker of its own, and a budget that a test makes as tight as it wants."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, models: dict[str, ModelSettings]) -> None:
         self.bench = bench
-        self.models = [
-            ModelEntry(id=name, directory=tiny_model(SHAPE), settings=ModelSettings(hold_s=0.0))
-            for name in ("a", "b")
-        ]
-        for name in ("a", "b"):
+        self._settings = Settings(watch=WATCH, models=models)
+        catalog = Catalog(bench.home, self._settings)
+        self.models = [catalog.resolve(name) for name in models]
+        for name in models:
             # They count for what they are seen to hold.
             bench.costs.estimates[name] = 1
         self.budget_bytes = 0
@@ -80,7 +82,7 @@ class Machine:
     def tighten(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         memory = MemorySettings(spare=False, budget=str(budget_bytes))
-        self.bench.pool.configure(Settings(memory=memory, watch=WATCH))
+        self.bench.pool.configure(msgspec.structs.replace(self._settings, memory=memory))
 
     async def ask(self, entry: ModelEntry) -> Answered:
         """A long prompt whose answer may be long, and ends soon."""
@@ -129,8 +131,11 @@ class Machine:
 
 @contextlib.asynccontextmanager
 async def machine(folder: Path) -> AsyncIterator[Machine]:
-    async with running(folder, room=100, watch=WATCH, command=WORKER) as bench:
-        made = Machine(bench)
+    models = {
+        name: ModelSettings(source=str(tiny_model(shape)), hold_s=0.0) for name, shape in SHAPES.items()
+    }
+    async with running(folder, room=100, watch=WATCH, models=models, command=WORKER) as bench:
+        made = Machine(bench, models)
         for entry in made.models:
             await bench.pool.load(entry)
         yield made
@@ -147,6 +152,7 @@ async def test_of_two_long_rows_one_waits_for_the_end_of_the_other(tmp_path: Pat
         assert two.most_running == 1
         assert two.waited_for & {("a", "b"), ("b", "a")}, "nobody was told whom it waited for"
         kinds = two.bench.kinds()
+        assert "worker.gone" not in kinds[: kinds.index("worker.asks")], "both were there all the time"
         assert kinds.count("worker.asks") >= 2 and kinds.count("worker.asked") >= 2
 
 
