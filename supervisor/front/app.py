@@ -19,7 +19,8 @@ from supervisor.front.body import body_at_once, body_of, is_on_its_way
 from supervisor.front.incoming import Incoming
 from supervisor.front.wanted import wanted_of
 from supervisor.http.asgi import AsgiApp, scope_of
-from supervisor.http.exchange import ClientGone, Exchange, Message, Work
+from supervisor.http.connected import ClientGone
+from supervisor.http.exchange import Exchange, Message, Work
 from supervisor.pings import ping_for
 from supervisor.relay import FORWARDED, Forwarded, Relay, Slots, forward
 from supervisor.responses.app import Asked, Responses

@@ -4,7 +4,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from shared.envelope import too_large
-from supervisor.http.exchange import HIGH_WATER_BYTES, ClientGone, Exchange
+from supervisor.http.connected import ClientGone
+from supervisor.http.exchange import HIGH_WATER_BYTES, Exchange
 
 
 def body_at_once(exchange: Exchange, *, max_bytes: int) -> bytes | None:

@@ -11,8 +11,6 @@ from supervisor.http.connected import ClientGone, WhileConnected
 from supervisor.http.reader import Head
 from supervisor.http.upgraded import Upgraded
 
-__all__ = ["ClientGone", "Exchange", "Handler", "Message", "Wire", "Work", "status_line"]
-
 Message = dict[str, Any]
 Work = Coroutine[Any, Any, None]
 Handler = Callable[["Exchange"], Work | None]

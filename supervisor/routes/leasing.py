@@ -7,7 +7,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from shared.errors import PublicError, invalid
-from supervisor.http.exchange import ClientGone, Exchange
+from supervisor.http.connected import ClientGone
+from supervisor.http.exchange import Exchange
 from supervisor.routes.parts import Parts, Residents
 from supervisor.workers.leases import LeaseNews, MachineLease
 

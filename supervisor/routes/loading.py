@@ -8,7 +8,8 @@ import asyncio
 import gc
 from typing import TYPE_CHECKING, Any, Final
 
-from supervisor.http.exchange import ClientGone, Exchange
+from supervisor.http.connected import ClientGone
+from supervisor.http.exchange import Exchange
 from supervisor.routes.parts import Parts
 
 if TYPE_CHECKING:

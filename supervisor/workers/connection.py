@@ -206,15 +206,16 @@ class UpstreamResponse:
             return
         self._ended = error is None
         self._error = error
-        self.arrived()
-
-    def arrived(self) -> None:
-        """What one read brought has been fed, the head or a part of the body, or the end has come."""
         if self._sink is not None:
             self._drain()
-            if not self._is_over():
-                return
         self._wake()
+
+    def arrived(self) -> None:
+        """What one read brought has been fed, the head or a part of the body."""
+        if self._sink is not None:
+            self._drain()
+        else:
+            self._wake()
 
     @property
     def has_body(self) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from supervisor.http.asgi import asgi
-from supervisor.http.exchange import ClientGone, Exchange
+from supervisor.http.connected import ClientGone
+from supervisor.http.exchange import Exchange
 from supervisor.http.reader import Limits
 from supervisor.http.server import HttpServer
 

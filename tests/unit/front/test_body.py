@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shared.envelope import open_envelope, with_fields
 from shared.errors import PublicError
 from supervisor.front.body import read_body
-from supervisor.http.exchange import ClientGone
+from supervisor.http.connected import ClientGone
 
 
 def refusal(body: bytes) -> PublicError:
