@@ -205,7 +205,8 @@ def test_a_scraper_and_a_watcher_see_the_tokens(service: Service) -> None:
     before = value("completion_tokens_total")
     usage = service.chat("tiny", "Hello", max_tokens=9, ignore_eos=True).json()["usage"]
     assert usage["completion_tokens"] == 9
-    wait_until(lambda: value("completion_tokens_total") == before + 9, "the tokens were not counted")
+    # What a worker tells of earlier requests may have come after the look before this one.
+    wait_until(lambda: value("completion_tokens_total") >= before + 9, "the tokens were not counted")
     assert value("prompt_tokens_total") >= usage["prompt_tokens"]
     assert value("time_to_first_token_seconds_count") >= 1
 
