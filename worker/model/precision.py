@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import dequantize_model, get_total_parameters
 
 from shared.limits import SHARE_FOR_FLOAT32
-from worker.model.unpacking import Unpacker, can_unpack
+from worker.model.unpacking import can_unpack, unpacked
 
 
 def on_cpu() -> bool:
@@ -34,9 +34,9 @@ def widen(
     if total > SHARE_FOR_FLOAT32 * available:
         return False
     mx.eval(network.parameters())
-    unpacker, done = Unpacker(), 0
-    for name, module in [named for named in network.named_modules() if can_unpack(named[1])]:
-        layer = unpacker.unpacked(module)
+    done = 0
+    packed = [named for named in network.named_modules() if can_unpack(named[1])]
+    for (name, _), layer in zip(packed, unpacked([module for _, module in packed]), strict=True):
         network.update_modules(tree_unflatten([(name, layer)]))
         done += layer.weight.nbytes
         progress(done, total)

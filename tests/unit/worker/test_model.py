@@ -19,7 +19,7 @@ from worker.model.description import context_window, sampling_defaults
 from worker.model.failures import LoadError, explain
 from worker.model.loading import load
 from worker.model.precision import widen
-from worker.model.unpacking import Unpacker, can_unpack
+from worker.model.unpacking import can_unpack, unpacked
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_unpacked_weights_are_what_mlx_unpacks(bits: int, group_size: int, dtype
     packed = linear.to_quantized(group_size, bits)
     mx.eval(packed.parameters())
     assert can_unpack(packed)
-    layer = Unpacker().unpacked(packed)
+    (layer,) = unpacked([packed])
     scales, biases = packed.scales.astype(mx.float32), packed.biases.astype(mx.float32)
     expected = mx.dequantize(packed.weight, scales, biases, group_size, bits)
     assert layer.weight.dtype == mx.float32
@@ -90,7 +90,8 @@ def test_unpacked_weights_are_what_mlx_unpacks(bits: int, group_size: int, dtype
 
 def test_embeddings_are_unpacked_and_other_kinds_left_alone() -> None:
     embedding = nn.Embedding(32, 64).to_quantized(32, 4)
-    assert isinstance(Unpacker().unpacked(embedding), nn.Embedding)
+    (layer,) = unpacked([embedding])
+    assert isinstance(layer, nn.Embedding)
     assert not can_unpack(nn.Linear(64, 64).to_quantized(32, 4, mode="mxfp4"))
     assert not can_unpack(nn.Linear(64, 64))
 
