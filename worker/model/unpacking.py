@@ -50,12 +50,12 @@ def _with_weight(module: Any, weight: Any) -> nn.Module:
 
 
 class _Packed:
-    """A layer's arrays as numpy's."""
+    """A layer's arrays as numpy sees them, without a copy."""
 
     def __init__(self, module: Any) -> None:
         self.bits, self.group_size = int(module.bits), int(module.group_size)
         self.weight = np.asarray(module.weight).view(np.uint8)
-        self.scales, self.biases = _float32(module.scales), _float32(module.biases)
+        self.scales, self.biases = _seen(module.scales), _seen(module.biases)
 
 
 class _Unpacker(threading.local):
@@ -74,11 +74,18 @@ class _Unpacker(threading.local):
         else:
             flat[:] = packed.weight.reshape(-1)
         groups = flat.reshape(rows, -1, packed.group_size)
-        groups *= packed.scales[..., None]
-        groups += packed.biases[..., None]
+        groups *= _float32(packed.scales)[..., None]
+        groups += _float32(packed.biases)[..., None]
         return mx.array(groups.reshape(rows, -1))
 
 
-def _float32(array: Any) -> Any:
-    # By way of mlx: numpy has no bfloat16.
-    return np.asarray(array.astype(mx.float32))
+def _seen(array: Any) -> Any:
+    # numpy has no bfloat16; it sees the bits.
+    return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+
+
+def _float32(seen: Any) -> Any:
+    if seen.dtype == np.uint16:
+        # The upper half of a float32.
+        return (seen.astype(np.uint32) << 16).view(np.float32)
+    return seen.astype(np.float32)
