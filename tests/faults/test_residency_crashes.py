@@ -121,7 +121,7 @@ async def test_slow_but_steady_work_is_not_taken_for_a_hang(tmp_path: Path) -> N
 
 
 async def test_a_load_that_says_nothing_is_ended(tmp_path: Path) -> None:
-    watch = WatchSettings(silence_s=0.5, stall_s=5, drain_s=1, kill_grace_s=1)
+    watch = WatchSettings(silence_s=0.5, stall_s=5, drain_s=1, kill_grace_s=0.3)
     async with running(tmp_path, watch=watch) as bench:
         entry = bench.model("a", Load(never_ready=True, generations=(1,)))
         async with asyncio.timeout(20):
