@@ -103,7 +103,8 @@ def test_a_character_cut_by_the_end_is_not_shown(kind: type[ByteLevel], text: st
 def test_bytes_that_are_no_text_read_as_python_reads_them(data: bytes) -> None:
     pieces = run(DETOKENIZERS[ByteLevel].new(), list(data))
     whole = data.decode("utf-8", "replace")
-    assert "".join(pieces) in (whole, whole.removesuffix("\ufffd"))
+    # A character that is cut by the end is not shown; Python shows one that can be none, as ED A0, twice.
+    assert whole.removeprefix("".join(pieces)) in ("", "\ufffd", "\ufffd\ufffd")
 
 
 def test_an_emoji_over_two_tokens_comes_whole() -> None:
