@@ -31,19 +31,15 @@ from supervisor.workers.actions import (
     Action,
     Admit,
     Drain,
-    GiveBack,
-    Grant,
-    Lease,
     Refuse,
     Share,
     Spawn,
-    Stop,
-    StopReason,
     Traits,
     Trim,
     Waiting,
     Why,
 )
+from supervisor.workers.lease_queue import LeaseQueue
 from supervisor.workers.resident import FURTHER_TURNS, Phase, Resident
 from supervisor.workers.room import plan, turn_order
 from supervisor.workers.sharing import share_out
@@ -60,9 +56,7 @@ class Residency:
         self._max_waiting = max_waiting
         self._models: dict[str, Resident] = {}
         self._requests: dict[int, Resident] = {}
-        self._leases: dict[int, bool] = {}
-        """Leases of the machine, first come first served -> whether it is wanted without models."""
-        self._granted = False
+        self._leases = LeaseQueue()
         self._pressed = False
         self._closing = False
         self._reserved_bytes = 0
@@ -146,7 +140,7 @@ class Residency:
             return self._settle(now)
         # The usual case, once per request: nobody waits for anything.
         if self._pressed and model.at_rest and model.movable:
-            return [self._stop(model, "pressure")]
+            return [model.stop("pressure")]
         return []
 
     # What happens to workers.
@@ -267,7 +261,7 @@ class Residency:
             case "failed":
                 model.phase = "absent"
             case "starting" if not model.waiting:
-                return [self._stop(model, "unloaded"), *self._settle(now)]
+                return [model.stop("unloaded"), *self._settle(now)]
             case "starting":
                 model.leaving = True
             case "ready" if not model.leaving:
@@ -317,7 +311,7 @@ class Residency:
         actions: list[Action] = []
         for model in self._models.values():
             if unload and model.at_rest and model.movable and not model.waiting:
-                actions.append(self._stop(model, "pressure"))
+                actions.append(model.stop("pressure"))
             elif trim and model.at_rest and not model.trimmed:
                 model.trimmed = True
                 actions.append(Trim(model.traits.id))
@@ -325,7 +319,7 @@ class Residency:
 
     def lease_asked(self, lease: int, now: float, *, unload: bool) -> list[Action]:
         """Somebody wants the machine for himself, with models at rest or without any."""
-        self._leases[lease] = unload
+        self._leases.add(lease, unload=unload)
         return self._settle(now)
 
     def taken(self, model_id: str, now: float) -> list[Action]:
@@ -338,25 +332,12 @@ class Residency:
 
     def lease_ended(self, lease: int, now: float) -> list[Action]:
         """Whoever asked for the machine has done, or does not want it any more."""
-        if next(iter(self._leases), None) == lease:
-            self._granted = False
-        self._leases.pop(lease, None)
-        actions: list[Action] = []
-        if not self._leases:
-            for model in self._models.values():
-                if model.ours == "no":
-                    continue
-                model.leased = model.leased and model.ours != "held"
-                model.ours = "no"
-                model.begin_turn(now)
-                model.used_s = now
-                actions.append(GiveBack(model.traits.id))
-        return actions + self._settle(now)
+        return self._leases.remove(lease, self._models.values(), now) + self._settle(now)
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed: models that nobody used for long leave, and so do loads that nobody waits for."""
         actions: list[Action] = [
-            self._stop(model, "idle")
+            model.stop("idle")
             for model in self._models.values()
             if (due := model.expires_s) is not None and due <= now
         ]
@@ -369,7 +350,7 @@ class Residency:
         for model in self._models.values():
             actions += self._refuse_waiting(model, Why.STOPPING)
             if model.phase == "starting":
-                actions.append(self._stop(model, "stopping"))
+                actions.append(model.stop("stopping"))
             elif model.phase == "ready" and not model.leaving:
                 model.leaving = True
                 actions.append(Drain(model.traits.id))
@@ -389,7 +370,7 @@ class Residency:
     @property
     def lease_granted(self) -> int | None:
         """The lease that holds the machine."""
-        return next(iter(self._leases)) if self._granted else None
+        return self._leases.granted
 
     def next_tick(self, now: float) -> float | None:
         """When `tick` may have something to do, if nothing happens until then."""
@@ -486,16 +467,16 @@ class Residency:
             if model.leaving and (
                 model.at_rest or (self._closing and model.phase == "ready" and model.unused)
             ):
-                actions.append(self._stop(model, "stopping" if self._closing else "unloaded"))
+                actions.append(model.stop("stopping" if self._closing else "unloaded"))
             elif model.retired and model.at_rest and not model.waiting:
-                actions.append(self._stop(model, "removed"))
+                actions.append(model.stop("removed"))
             elif model.abandoned_at_s is not None and model.abandoned_at_s <= now:
-                actions.append(self._stop(model, "abandoned"))
+                actions.append(model.stop("abandoned"))
             elif self._pressed and model.at_rest and model.movable and not model.waiting:
-                actions.append(self._stop(model, "pressure"))
+                actions.append(model.stop("pressure"))
         actions += self._make_room(now)
         if self._leases and not self._closing:
-            actions += self._lease()
+            actions += self._leases.bring_to_rest(self._models.values())
         for model in self._models.values():
             actions += self._admit(model, now)
         done = [
@@ -528,7 +509,8 @@ class Residency:
             model.trimmed = True
             yield Trim(model.traits.id)
         for model in made.evict:
-            yield self._stop(model, "evicted")
+            self._evicted = model.traits.id
+            yield model.stop("evicted")
         if not made.lacking:
             for model in self._models.values():
                 model.further = 0
@@ -536,25 +518,7 @@ class Residency:
         for model in self._models.values():
             # Nobody came back for it yet, and now its room is wanted.
             if model.abandoned_at_s is not None:
-                yield self._stop(model, "abandoned")
-
-    def _lease(self) -> Iterator[Action]:
-        """Bring the machine to rest for the first of those who want it."""
-        lease, unload = next(iter(self._leases.items()))
-        for model in self._models.values():
-            if unload and (model.phase == "starting" or model.at_rest or model.ours == "held"):
-                if model.ours != "no":
-                    model.ours = "no"
-                    model.leased = False
-                    yield GiveBack(model.traits.id)
-                yield self._stop(model, "leased")
-            elif model.phase == "ready" and model.ours == "no" and not model.admitted and not model.going:
-                model.ours = "asked"
-                yield Lease(model.traits.id)
-        done = all(model.phase == "ready" and model.ours == "held" for model in self._residents())
-        if done and not self._granted:
-            self._granted = True
-            yield Grant(lease)
+                yield model.stop("abandoned")
 
     def _residents(self) -> Iterator[Resident]:
         return (model for model in self._models.values() if model.resident)
@@ -577,14 +541,6 @@ class Residency:
             del model.waiting[request]
             model.enter(request, now)
             yield Admit(request, model.traits.id)
-
-    def _stop(self, model: Resident, reason: StopReason) -> Stop:
-        if reason == "evicted":
-            self._evicted = model.traits.id
-        model.phase = "stopping"
-        model.turn = 0
-        model.yielding = False
-        return Stop(model.traits.id, reason)
 
     def _refuse_new(self, request: int, model: Resident, why: Why) -> list[Action]:
         if model.phase == "absent" and not model.waiting and not model.admitted:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from supervisor.workers.actions import Traits, WaitReason
+from supervisor.workers.actions import Stop, StopReason, Traits, WaitReason
 
 Phase = Literal["absent", "starting", "ready", "stopping", "failed"]
 
@@ -199,6 +199,13 @@ class Resident:
         self.deserted_s = None
         self.further = self.passed = 0
         self.behind = ()
+
+    def stop(self, reason: StopReason) -> Stop:
+        """Its process is told to end."""
+        self.phase = "stopping"
+        self.turn = 0
+        self.yielding = False
+        return Stop(self.traits.id, reason)
 
     def end(self, phase: Phase) -> None:
         """Its process is gone."""
