@@ -36,35 +36,28 @@ from supervisor.workers.actions import (
     Spawn,
     Traits,
     Trim,
-    Waiting,
     Why,
 )
-from supervisor.workers.lease_queue import LeaseQueue
-from supervisor.workers.resident import FURTHER_TURNS, Phase, Resident
-from supervisor.workers.room import plan, turn_order
+from supervisor.workers.resident import Resident
+from supervisor.workers.residents import Residents
+from supervisor.workers.room import plan
 from supervisor.workers.sharing import share_out
 
 
-class Residency:
+class Residency(Residents):
     """The policy over all models, whose workers may take `budget_bytes` together.
 
     At most `max_waiting` requests wait, over all models.
     """
 
     def __init__(self, budget_bytes: int, *, max_waiting: int = 1024) -> None:
-        self._budget_bytes = budget_bytes
-        self._max_waiting = max_waiting
-        self._models: dict[str, Resident] = {}
+        super().__init__(budget_bytes, max_waiting=max_waiting)
         self._requests: dict[int, Resident] = {}
-        self._leases = LeaseQueue()
-        self._pressed = False
         self._closing = False
         self._reserved_bytes = 0
         self._tight = False
         self.unshared = False
         """Whether `share_out` may have something new to say."""
-        self._evicted: str | None = None
-        """The model that had to make room last."""
 
     # What happens to requests.
 
@@ -103,7 +96,7 @@ class Residency:
         """As `arrived`, for a model whose traits have not changed, if that would admit the request and do
         nothing else; whether it does."""
         model = self._models.get(model_id)
-        if model is None or self._closing or not self._is_open(model):
+        if model is None or self._closing or self._leases or not model.is_open:
             return False
         self._requests[request] = model
         model.enter(request, now)
@@ -356,110 +349,14 @@ class Residency:
                 actions.append(Drain(model.traits.id))
         return actions + self._settle(now)
 
-    # What can be asked.
-
-    @property
-    def budget_bytes(self) -> int:
-        return self._budget_bytes
-
-    @property
-    def booked_bytes(self) -> int:
-        """What all workers count for, also those that are not reaped yet."""
-        return sum([model.booked_bytes for model in self._models.values()])
-
-    @property
-    def lease_granted(self) -> int | None:
-        """The lease that holds the machine."""
-        return self._leases.granted
-
-    def next_tick(self, now: float) -> float | None:
-        """When `tick` may have something to do, if nothing happens until then."""
-        due_s: float | None = None
-        for model in self._models.values():
-            time = model.due_s(now)
-            if time is not None and (due_s is None or time < due_s):
-                due_s = time
-        return due_s
-
-    def model(self, model_id: str) -> Resident | None:
-        """What is remembered of the model, to be looked at and not touched."""
-        return self._models.get(model_id)
-
-    def phase(self, model_id: str) -> Phase:
-        model = self._models.get(model_id)
-        return model.phase if model else "absent"
-
-    def in_flight(self, model_id: str) -> int:
-        model = self._models.get(model_id)
-        return len(model.admitted) if model else 0
-
-    def queued(self, model_id: str) -> int:
-        model = self._models.get(model_id)
-        return len(model.waiting) if model else 0
-
-    def running(self) -> int:
-        """Requests that workers have, over all models."""
-        return sum(len(model.admitted) for model in self._models.values())
-
-    def waiting_count(self) -> int:
-        """Requests that wait, over all models."""
-        return sum(len(model.waiting) for model in self._models.values())
-
-    def expected(self) -> str | None:
-        """The model that the next load is likely to be of: the first of those that wait for room, or else
-        the one that had to make room last, for people go back and forth. None while one is loading."""
-        if any(model.phase == "starting" for model in self._models.values()):
-            return None
-        wanting = [model for model in self._models.values() if model.phase == "absent" and model.waiting]
-        if wanting:
-            return min(wanting, key=turn_order).traits.id
-        return self._evicted
+    # What workers are to be told.
 
     def share_out(self) -> dict[str, Share]:
         """What to tell the serving workers. Report `limited` when one has heard what it was told last."""
         self.unshared = False
         return share_out(list(self._residents()), self._budget_bytes, self._reserved_bytes, tight=self._tight)
 
-    def share_of(self, model_id: str) -> int:
-        """What the model's worker may take."""
-        model = self._models.get(model_id)
-        return self._budget_bytes if model is None or not model.resident else model.told_bytes
-
-    def pinned(self) -> dict[str, int]:
-        """Bytes of the models that stay whoever asks."""
-        return {model.traits.id: model.least_bytes for model in self._residents() if model.staying}
-
-    def holders(self) -> list[tuple[str, int]]:
-        """Who holds how many bytes of the budget."""
-        return [(model.traits.id, model.booked_bytes) for model in self._models.values() if model.resident]
-
-    def waiting(self, now: float) -> list[Waiting]:
-        """Who waits for what, longest first."""
-        found = [
-            Waiting(
-                id=model.traits.id,
-                count=len(model.waiting),
-                oldest_s=round(now - model.oldest_s, 3),
-                reason=model.reason(now, leased=bool(self._leases), pressed=self._pressed),
-                behind=model.behind if model.phase == "absent" else (),
-            )
-            for model in self._models.values()
-            if model.waiting
-        ]
-        return sorted(found, key=lambda waiting: -waiting.oldest_s)
-
     # How it is decided.
-
-    def _is_open(self, model: Resident) -> bool:
-        if model.phase != "ready" or model.waiting or model.yielding or model.leaving or model.leased:
-            return False
-        running = len(model.admitted)
-        traits = model.traits
-        return not self._leases and (running < traits.max_concurrency or running < traits.window)
-
-    @property
-    def _over_budget(self) -> bool:
-        return self.booked_bytes > self._budget_bytes
 
     def _settle(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -477,8 +374,9 @@ class Residency:
         actions += self._make_room(now)
         if self._leases and not self._closing:
             actions += self._leases.bring_to_rest(self._models.values())
-        for model in self._models.values():
-            actions += self._admit(model, now)
+        if not self._leases:
+            for model in self._models.values():
+                actions += [Admit(request, model.traits.id) for request in model.let_in(now)]
         done = [
             model_id
             for model_id, model in self._models.items()
@@ -519,28 +417,6 @@ class Residency:
             # Nobody came back for it yet, and now its room is wanted.
             if model.abandoned_at_s is not None:
                 yield model.stop("abandoned")
-
-    def _residents(self) -> Iterator[Resident]:
-        return (model for model in self._models.values() if model.resident)
-
-    def _admit(self, model: Resident, now: float) -> Iterator[Action]:
-        if model.phase != "ready" or model.leased or self._leases or not model.waiting:
-            return
-        if model.yielding and not model.leaving and not model.turn:
-            if model.unused:
-                # At rest, and it need not leave yet: a further turn.
-                if model.further < FURTHER_TURNS:
-                    model.further += 1
-                    model.begin_turn(now)
-            elif now - model.turn_s < model.traits.hold_s:
-                model.turn = len(model.waiting)
-        while model.waiting and len(model.admitted) < model.traits.window:
-            if (model.yielding or model.leaving) and not model.turn:
-                break
-            request = next(iter(model.waiting))
-            del model.waiting[request]
-            model.enter(request, now)
-            yield Admit(request, model.traits.id)
 
     def _refuse_new(self, request: int, model: Resident, why: Why) -> list[Action]:
         if model.phase == "absent" and not model.waiting and not model.admitted:

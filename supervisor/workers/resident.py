@@ -1,6 +1,7 @@
 """What the residency policy remembers of one model."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -106,6 +107,14 @@ class Resident:
         return self.phase == "ready" and self.unused and not self.leased
 
     @property
+    def is_open(self) -> bool:
+        """One who comes is let in at once."""
+        if self.phase != "ready" or self.waiting or self.yielding or self.leaving or self.leased:
+            return False
+        running = len(self.admitted)
+        return running < self.traits.max_concurrency or running < self.traits.window
+
+    @property
     def movable(self) -> bool:
         """It may be made to leave, now or when it rests."""
         return self.phase == "ready" and not (self.traits.pinned or self.leased or self.leaving)
@@ -171,6 +180,26 @@ class Resident:
             self.turn_s = now
         self.trimmed = self.lean = False
         self.admitted.add(request)
+
+    def let_in(self, now: float) -> Iterator[int]:
+        """Let those use the worker who wait and belong to its turn, or to a further one that begins."""
+        if self.phase != "ready" or self.leased or not self.waiting:
+            return
+        if self.yielding and not self.leaving and not self.turn:
+            if self.unused:
+                # At rest, and it need not leave yet: a further turn.
+                if self.further < FURTHER_TURNS:
+                    self.further += 1
+                    self.begin_turn(now)
+            elif now - self.turn_s < self.traits.hold_s:
+                self.turn = len(self.waiting)
+        while self.waiting and len(self.admitted) < self.traits.window:
+            if (self.yielding or self.leaving) and not self.turn:
+                break
+            request = next(iter(self.waiting))
+            del self.waiting[request]
+            self.enter(request, now)
+            yield request
 
     def end_turn(self) -> None:
         """Nothing more of what waits is taken in before it has left."""

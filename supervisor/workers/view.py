@@ -11,8 +11,8 @@ from supervisor.workers.books import Books
 from supervisor.workers.exits import Exit
 from supervisor.workers.keeper import Keeper
 from supervisor.workers.leases import LeaseView
-from supervisor.workers.residency import Residency
 from supervisor.workers.resident import Resident
+from supervisor.workers.residents import Residents
 
 Reason = Literal["loading", "in use", "leased", "held", "pinned", "idle", "leaving"]
 """Why a model has a worker."""
@@ -96,7 +96,7 @@ class EngineView(msgspec.Struct, frozen=True):
     """Who has the machine for himself, then who waits for that."""
 
 
-def worker_view(keeper: Keeper, policy: Residency, books: Books, now: float) -> WorkerView:
+def worker_view(keeper: Keeper, policy: Residents, books: Books, now: float) -> WorkerView:
     """One worker as it is now."""
     resident = policy.model(keeper.id)
     life, entry = keeper.life, keeper.entry
