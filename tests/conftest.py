@@ -7,10 +7,10 @@ import signal
 import hypothesis
 import pytest
 
-from worker.model.importing import quicken_transformers
+from worker.model.importing import prepare_imports
 
 # Before any test imports it.
-quicken_transformers()
+prepare_imports()
 
 # What is imported stays: until all is there, looking for garbage in it takes a fifth of the time.
 gc.disable()

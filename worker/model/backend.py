@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from worker.model.importing import quicken_transformers
+from worker.model.importing import prepare_imports
 
 _NAMES: Final = ("libopenblas.so.0", "libopenblas.so")
 
@@ -20,7 +20,7 @@ def prepare_backend() -> None:
     # A worker loads exactly what its record names.
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     preload_blas()
-    quicken_transformers()
+    prepare_imports()
     import mlx.core as mx
 
     if mx.default_device() == mx.Device(mx.cpu, 0):
