@@ -56,9 +56,11 @@ def read_writing(directory: Path, chat_template: str | None) -> Writing:
 def _writing(tokenizer: Any, vocabulary: dict[str, int]) -> Writing:
     # Everything below asks for it too.
     tokenizer.get_vocab = lambda: vocabulary
+    template = Template(tokenizer)
+    template.compile()
     return Writing(
         tokenizer=tokenizer,
-        template=Template(tokenizer),
+        template=template,
         detokenizers=Detokenizers(tokenizer),
         dialect=Dialect(tokenizer),
         vocabulary=vocabulary,

@@ -5,6 +5,7 @@ the first, two turns of one role in a row, or any system message at all. A conve
 refuses is reshaped, as little as needed, and tried again.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -33,6 +34,13 @@ class Template:
         self._knows_developer = isinstance(source, str) and "developer" in source
         # Only gpt-oss's has this name for reasoning; it means something else in others.
         self._knows_thinking = isinstance(source, str) and "message.thinking" in source
+
+    def compile(self) -> None:
+        """Have it compiled now, so that the first conversation need not wait for that."""
+        if self.usable:
+            # It may refuse so short a conversation; then it is compiled as well.
+            with contextlib.suppress(Exception):
+                self._tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
 
     @property
     def usable(self) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from mlx_lm import tokenizer_utils
 from mlx_lm.utils import load_tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.fixtures.tiny import tiny_model
 from worker.model.failures import LoadError
 from worker.model.writing import read_writing, vocabularies_made_once, without_detokenizer
+from worker.request import Message, Request
 
 
 def test_a_vocabulary_is_made_once_and_is_the_tokenizers_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,3 +61,19 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"the tokenizer can't be read: .*line 1 column 13"):
         read_writing(folder, None)
     assert tokenizer_utils.json is json
+
+
+def test_the_first_conversation_finds_the_template_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{# like no other #}{% for message in messages %}{{ message.content }}{% endfor %}")
+    writing = read_writing(tiny_model(), str(template))
+    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", None)
+    assert "hello" in writing.template.render(Request(messages=(Message("user", "hello"),)))
+
+
+def test_a_template_that_refuses_everybody_is_read(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ raise_exception('no') }}")
+    assert read_writing(tiny_model(), str(template)).template.usable
