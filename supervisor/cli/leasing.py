@@ -7,18 +7,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
-from supervisor.cli.client import Held
+from supervisor.cli.client import Client, Held
 from supervisor.cli.errors import RefusedError
 from supervisor.cli.options import HomeOption, supervisor_of
 from supervisor.cli.terminal import clean
 
+VARIABLE: Final = "MLX_SUPERVISOR_LEASE"
+"""Tells a command, and what it runs, who has the machine for it: the lease's `holder`."""
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
@@ -43,6 +45,7 @@ def run(
 
     Requests wait meanwhile. Everything is given back when the command ends, however it ends. The exit code is
     the command's. A command that outlives `run`, because that was killed, keeps the machine to its end.
+    Under a command that has the machine already, `run` waits for nothing.
 
     \b
     Example:
@@ -55,14 +58,47 @@ def run(
             f"mlx-supervisor: {clean(command[0])}: {'not executable' if there else 'no such command'}\n"
         )
         raise typer.Exit(_NOT_EXECUTABLE if there else _NOT_FOUND)
-    body = {
-        "holder": f"{Path(program).name} (pid {os.getpid()})",
-        "unload": unload,
-        "timeout_s": timeout,
-    }
-    with supervisor_of(home).hold("/api/lease", body) as lease:
+    supervisor = supervisor_of(home)
+    if _is_ours(supervisor, unload=unload):
+        _become(program, command)
+    holder = f"{Path(program).name} (pid {os.getpid()})"
+    body = {"holder": holder, "unload": unload, "timeout_s": timeout}
+    with supervisor.hold("/api/lease", body) as lease:
         _wait(lease.lines)
-        raise typer.Exit(_run(program, command, lease))
+        raise typer.Exit(_run(program, command, {**os.environ, VARIABLE: holder}, lease))
+
+
+def _is_ours(supervisor: Client, *, unload: bool) -> bool:
+    """Whether we are in a command that has the machine: to wait for its end would be to wait for our own.
+
+    Raises RefusedError when it has it with the models, and they shall be unloaded.
+    """
+    holder = os.environ.get(VARIABLE)
+    if holder is None:
+        return False
+    for lease in supervisor.get("/api/engine")["leases"]:
+        if lease["granted"] and lease["holder"] == holder:
+            if unload and not lease["unload"]:
+                raise RefusedError(
+                    f"{clean(holder)} has the machine, with the models loaded, and this runs in it: "
+                    "give --unload to that run"
+                )
+            return True
+    return False
+
+
+def _become(program: str, command: list[str]) -> NoReturn:
+    """Run the command in our place."""
+    sys.stdout.flush()
+    try:
+        os.execv(program, command)  # noqa: S606  # it is what we were asked to run
+    except OSError as error:
+        raise typer.Exit(_not_started(command, error)) from None
+
+
+def _not_started(command: list[str], error: OSError) -> int:
+    sys.stderr.write(f"mlx-supervisor: {clean(command[0])} can't be started: {error.strerror}\n")
+    return _NOT_EXECUTABLE
 
 
 def _wait(news: Iterator[Any]) -> None:
@@ -81,7 +117,7 @@ def _wait(news: Iterator[Any]) -> None:
     raise RefusedError("the supervisor ended before the machine was free")
 
 
-def _run(program: str, command: list[str], lease: Held) -> int:
+def _run(program: str, command: list[str], environ: Mapping[str, str], lease: Held) -> int:
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -100,14 +136,13 @@ def _run(program: str, command: list[str], lease: Held) -> int:
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, leave_to_command)
     try:
-        process = _started(program, command, lease)
+        process = _started(program, command, environ, lease)
         for number in early:
             process.send_signal(number)
         watching.start()
         code = process.wait()
     except OSError as error:
-        sys.stderr.write(f"mlx-supervisor: {clean(command[0])} can't be started: {error.strerror}\n")
-        return _NOT_EXECUTABLE
+        return _not_started(command, error)
     finally:
         over.set()
         lease.end()
@@ -119,7 +154,9 @@ def _run(program: str, command: list[str], lease: Held) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _started(program: str, command: list[str], lease: Held) -> "subprocess.Popen[bytes]":
+def _started(
+    program: str, command: list[str], environ: Mapping[str, str], lease: Held
+) -> "subprocess.Popen[bytes]":
     """The command, which has the lease's connection as well: when we are killed, it works on, and the models
     must not come back beside it. Raises OSError."""
     try:
@@ -127,7 +164,7 @@ def _started(program: str, command: list[str], lease: Held) -> "subprocess.Popen
     except OSError:
         inherited = os.dup(lease.descriptor)  # the limit is lower
     try:
-        return subprocess.Popen(command, executable=program, pass_fds=(inherited,))
+        return subprocess.Popen(command, executable=program, env=environ, pass_fds=(inherited,))
     finally:
         os.close(inherited)
 

@@ -1,13 +1,19 @@
 """What to paste to talk to the models from somewhere else."""
 
+from pathlib import Path
 from string import Template
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlencode
 
 import typer
 
-from supervisor.cli.errors import NotRunningError, RefusedError
+from supervisor.cli.errors import NotRunningError
+from supervisor.cli.looking import looked_at
 from supervisor.cli.options import HomeOption, JsonOption, complete_model, supervisor_of
 from supervisor.cli.terminal import say, say_json
+
+if TYPE_CHECKING:
+    from supervisor.cli.client import Client
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 STARTER: Final = "smollm2-135m"
@@ -52,7 +58,9 @@ def quickstart(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]", help="Model id; else one that is loaded.", autocompletion=complete_model
+            metavar="[MODEL]",
+            help="Its id or an alias; else one that is loaded.",
+            autocompletion=complete_model,
         ),
     ] = None,
     home: HomeOption = None,
@@ -64,22 +72,12 @@ def quickstart(
     Example:
       mlx-supervisor quickstart smollm2-135m
     """
-    url, found = DEFAULT_URL, model
-    hint = "no supervisor runs; start one with: mlx-supervisor start"
     try:
-        client = supervisor_of(home)
-        url = client.get("/api/status")["url"]
-        models = [entry for entry in client.get("/api/models")["models"] if not entry["problem"]]
-        hint = ""
-        names = {name: entry["id"] for entry in models for name in (entry["id"], *entry["aliases"])}
-        if model is not None and model not in names:
-            raise RefusedError(_unknown(model, names))
-        loaded = [entry["id"] for entry in models if entry["state"] == "ready"]
-        found = model or next(iter([*loaded, *(entry["id"] for entry in models)]), None)
-        if found is None:
-            hint = "there are no models yet; get one with: mlx-supervisor pull REPO"
-    except NotRunningError:
-        pass
+        url, found = _served(supervisor_of(home), model)
+        hint = "" if found else "there are no models yet; get one with: mlx-supervisor pull REPO"
+    except NotRunningError as missing:
+        url, found = _to_be_served(home, model, missing)
+        hint = "no supervisor runs; start one with: mlx-supervisor start"
     values = {"url": url, "model": found or STARTER}
     snippets = {name: Template(text).substitute(values) for name, text in SNIPPETS.items()}
     if json:
@@ -91,9 +89,34 @@ def quickstart(
         say(f"# {hint}")
 
 
-def _unknown(model: str, names: dict[str, str]) -> str:
-    import difflib
+def _served(client: "Client", model: str | None) -> tuple[str, str | None]:
+    """The address, and a name that is answered there. Raises RefusedError for one that is not."""
+    if model is not None:
+        # It knows what every name means, and says what is like one that means nothing.
+        client.get(f"/fit?{urlencode({'model': model})}")
+    return client.get("/api/status")["url"], model or _chosen(client.get("/api/models")["models"])
 
-    near = difflib.get_close_matches(model, list(names), n=1, cutoff=0.6)
-    hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(names)}" if names else ""
-    return f"there is no model {model}{hint}"
+
+def _to_be_served(home: Path | None, model: str | None, missing: NotRunningError) -> tuple[str, str | None]:
+    """As `_served`, of the supervisor that is not started yet. Raises RefusedError."""
+    import msgspec
+
+    from supervisor.routes.views import models_of
+    from supervisor.system.listener import url_of
+
+    try:
+        with looked_at(home, missing) as here:
+            if model is not None:
+                here.catalog.resolve(model)
+            found = model or _chosen(msgspec.to_builtins(models_of(here.catalog, None))["models"])
+            return url_of(here.settings.server.host, here.settings.server.port), found
+    except NotRunningError:
+        # The first start makes the state folder, and has models to look for.
+        return DEFAULT_URL, model
+
+
+def _chosen(models: list[dict[str, Any]]) -> str | None:
+    """The id of one that can chat, of those that are loaded if there is one."""
+    able = [entry for entry in models if not entry["problem"] and "chat" in entry["capabilities"]]
+    loaded = [entry for entry in able if entry["state"] == "ready"]
+    return next((str(entry["id"]) for entry in [*loaded, *able]), None)

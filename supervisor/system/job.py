@@ -30,8 +30,8 @@ _NAMES: Final = frozenset(
 _PREFIXES: Final = ("HF_", "MLX_")
 _SECRET_NAME: Final = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _SECRET_VALUE: Final = re.compile(r"://[^/@\s]*:[^/@\s]*@")
-# Said by --home; and what tells a process that it is something else than the supervisor.
-_OURS: Final = frozenset({"MLX_SUPERVISOR_HOME", "MLX_SUPERVISOR_WORKER"})
+# Said by --home; what tells a process that it is something else than the supervisor, or has the machine now.
+_OURS: Final = frozenset({"MLX_SUPERVISOR_HOME", "MLX_SUPERVISOR_LEASE", "MLX_SUPERVISOR_WORKER"})
 _STANDARD_PATH: Final = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
 
 

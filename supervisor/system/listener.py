@@ -54,6 +54,11 @@ def bind_public(
 def public_url(listener: socket.socket) -> str:
     """What to type into a client on this machine."""
     host, port = listener.getsockname()[:2]
+    return url_of(host, port)
+
+
+def url_of(host: str, port: int) -> str:
+    """The same for an address that is, or would be, listened on."""
     if host in ("0.0.0.0", "::"):  # noqa: S104  # it is compared, not bound
         host = "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

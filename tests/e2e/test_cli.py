@@ -288,7 +288,24 @@ def test_quickstart_has_the_right_address_and_model_and_its_curl_works(service: 
         if name.startswith("Python"):
             compile(text, name, "exec")
     wrong = service.cli("quickstart", "gpt-4o-mimi")
-    assert wrong.returncode == 1 and "did you mean gpt-4o-mini?" in wrong.stderr
+    assert wrong.returncode == 1 and "Did you mean gpt-4o-mini?" in wrong.stderr
+
+
+def test_quickstart_knows_the_models_and_the_port_of_a_supervisor_that_is_not_started(tmp_path: Path) -> None:
+    """It named a model that nobody had, whatever it was asked for, at a port that config.toml didn't name."""
+    home = tmp_path / "home"
+    for folder in (home, home / "run", home / "models"):
+        folder.mkdir(mode=0o700)
+    write_tiny(home / "models" / "tiny", Tiny())
+    (home / "config.toml").write_text('[server]\nport = 8765\n[models.tiny]\naliases = ["claude-*"]\n')
+
+    def quickstart(*names: str) -> subprocess.CompletedProcess[str]:
+        return nursery.run("supervisor", "quickstart", *names, "--json", "--home", str(home))
+
+    shown = json.loads(said(quickstart()))
+    assert (shown["url"], shown["model"]) == ("http://127.0.0.1:8765", "tiny")
+    assert json.loads(said(quickstart("claude-haiku-4")))["model"] == "claude-haiku-4"
+    assert "The model 'tinny' does not exist here. Did you mean tiny?" in refused(quickstart("tinny"))
 
 
 def test_the_shell_completes_verbs_and_models(service: Service) -> None:

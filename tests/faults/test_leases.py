@@ -186,6 +186,29 @@ def test_a_command_that_outlives_its_run_keeps_the_machine(service: Service) -> 
     assert not leases(service)
 
 
+def test_a_command_may_run_another_with_the_machine_that_it_has(service: Service) -> None:
+    """A script that leases the machine was itself run with it, and waited for its own end for ever."""
+    inner = [sys.executable, "-m", "supervisor", "run", "--home", str(service.home)]
+    process = run(service, "--", *inner, "--timeout", "5", "--", "sh", "-c", "echo begun; exit 4")
+    code, said, told = process.communicate(timeout=30)
+    assert (code, said) == (4, "begun\n") and "has the machine" not in told
+    assert service.chat("a").status_code == 200
+    # It can't be had without the models, which the outer one left loaded.
+    process = run(service, "--", *inner, "--unload", "--", "true")
+    code, _, told = process.communicate(timeout=30)
+    assert code == 1 and "give --unload to that run" in told
+
+
+def test_the_word_of_a_lease_that_is_over_counts_for_nothing(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_SUPERVISOR_LEASE", "sh (pid 1)")
+    process = run(service, "--", "sleep", "60")
+    command_of(service, process)
+    process.terminate()
+    assert process.communicate(timeout=10)[0] == 128 + signal.SIGTERM
+
+
 def test_what_a_command_leaves_behind_keeps_nothing(service: Service, tmp_path: Path) -> None:
     """A daemon that it started inherits its descriptors; the lease ends with the command all the same."""
     left = tmp_path / "left"
