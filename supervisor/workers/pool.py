@@ -58,13 +58,13 @@ from supervisor.workers.residency import Residency
 from supervisor.workers.shares import Shares
 from supervisor.workers.slots import Slot, SlotRequest
 from supervisor.workers.sockets import SocketFiles
+from supervisor.workers.ticker import Ticker
 from supervisor.workers.trims import trim
 from supervisor.workers.view import EngineView, MemoryView, SpareView, SupervisorView, worker_view
 from supervisor.workers.watch import drop, first
 
 WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "worker")
 """-P: a folder named `worker` where the supervisor happens to be started is none of our program."""
-_LONGEST_TIMER_S: Final = 86_400.0
 _STATS_S: Final = 1.0
 """What a worker gets to answer a question that somebody is curious about."""
 SPARE_WAIT_S: Final = 2.0
@@ -125,9 +125,7 @@ class Pool:
         self._waiters: dict[int, asyncio.Future[Slot]] = {}
         self._todo: deque[Action] = deque()
         self._doing = False
-        self._tick: asyncio.Handle | None = None
-        self._tick_s = 0.0
-        """The loop's time at which it comes."""
+        self._ticker = Ticker(self._residency.next_tick, self._on_tick)
         self._spare_due: asyncio.TimerHandle | None = None
         """Runs while a new spare waits for the first answers after a load."""
         self._begun = asyncio.Event()
@@ -254,7 +252,7 @@ class Pool:
 
     def _bring_back(self, loaded: list[str]) -> None:
         """A lease is over, for which these were unloaded: load what is to be there without a request."""
-        self._plan_tick()
+        self._ticker.plan()
         if self._stopping is None:
             self._preloads.load(
                 entry
@@ -268,7 +266,7 @@ class Pool:
         """These settings count from now on, and the catalog has the models that they make."""
         before, self._settings = self._settings, settings
         self._reload.apply(before, settings)
-        self._plan_tick()
+        self._ticker.plan()
 
     @property
     def needed(self) -> int:
@@ -326,7 +324,7 @@ class Pool:
         waiter: asyncio.Future[Slot] = self._loop.create_future()
         self._waiters[number] = waiter
         self._do(actions)
-        self._plan_tick()
+        self._ticker.plan()
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -342,7 +340,7 @@ class Pool:
         actions = self._residency.left(number, self._loop.time())
         if actions:
             self._do(actions)
-        self._plan_tick()
+        self._ticker.plan()
         if self._spare_due is not None and not self._residency.running():
             self._encourage()
 
@@ -354,7 +352,7 @@ class Pool:
             self._allow()
         self.on_memory(keeper)
         self._do(self._residency.ready(keeper.id, self._loop.time()))
-        self._plan_tick()
+        self._ticker.plan()
         if self._spare_due is None:
             self._spare_due = self._loop.call_later(SPARE_WAIT_S, self._encourage)
 
@@ -393,7 +391,7 @@ class Pool:
             self._do(self._residency.change(self._books.traits(keeper.entry), now))
             retry_s = now + keeper.starved_s
         self._do(self._residency.gone(keeper.id, now, retry_s=retry_s))
-        self._plan_tick()
+        self._ticker.plan()
         self._replenish()
 
     def on_kept(self, keeper: Keeper) -> None:
@@ -401,7 +399,7 @@ class Pool:
 
     def on_lease(self, keeper: Keeper, *, held: bool) -> None:
         self._do(self._residency.lease(keeper.id, self._loop.time(), held=held))
-        self._plan_tick()
+        self._ticker.plan()
 
     def on_activity(self, keeper: Keeper, activity: Activity) -> None:
         if isinstance(activity, MemoryReading):
@@ -551,25 +549,8 @@ class Pool:
             )
         )
 
-    def _plan_tick(self) -> None:
-        """Called whenever time may have something to change. A timer too early only looks again."""
-        self._plan_tick_after(self._loop.time())
-
-    def _plan_tick_after(self, now: float) -> None:
-        due_s = self._residency.next_tick(now)
-        if due_s is None or (self._tick is not None and self._tick_s <= due_s):
-            return
-        if self._tick is not None:
-            self._tick.cancel()
-        self._tick_s = min(due_s, now + _LONGEST_TIMER_S)
-        self._tick = self._loop.call_at(self._tick_s, self._on_tick)
-
-    def _on_tick(self) -> None:
-        self._tick = None
-        # One time for both: what came due between two of them would be seen by neither.
-        now = self._loop.time()
+    def _on_tick(self, now: float) -> None:
         self._do(self._residency.tick(now))
-        self._plan_tick_after(now)
 
     def _run_errand(self, work: Coroutine[None, None, None], name: str) -> None:
         task = self._loop.create_task(work, name=name)
@@ -601,8 +582,8 @@ class Pool:
         await drop(given_up)
         await self._leases.close()
         await self._shares.close()
-        for timer in (self._tick, self._spare_due):
-            if timer is not None:
-                timer.cancel()
+        self._ticker.close()
+        if self._spare_due is not None:
+            self._spare_due.cancel()
         if self._deadline is not None:
             self._deadline.cancel()

@@ -77,15 +77,15 @@ async def test_a_rest_that_ends_while_the_timer_looks_is_not_missed(
         entry = bench.model("a", Load(die_at_load=Death(signal="SIGKILL"), generations=(1,)))
         answer = asyncio.ensure_future(bench.chat(entry))
         await bench.said("model.needs_more")
-        pool, loop = bench.pool, asyncio.get_running_loop()
-        due_s = pool._residency.next_tick(loop.time())
-        assert due_s is not None and pool._tick is not None
-        pool._tick.cancel()
+        ticker, loop = bench.pool._ticker, asyncio.get_running_loop()
+        due_s = bench.pool._residency.next_tick(loop.time())
+        assert due_s is not None and ticker._timer is not None
+        ticker._timer.cancel()
         times = iter((due_s - 0.001, due_s + 0.001))
         with monkeypatch.context() as patched:
-            patched.setattr(pool, "_loop", SimpleNamespace(time=lambda: next(times), call_at=loop.call_at))
-            pool._on_tick()
-        assert pool._tick is not None
+            patched.setattr(ticker, "_loop", SimpleNamespace(time=lambda: next(times), call_at=loop.call_at))
+            ticker._ring()
+        assert ticker._timer is not None
         assert (await answer).generation == 2
 
 
