@@ -9,7 +9,7 @@ _LONGEST_TIMER_S: Final = 86_400.0
 
 
 class Ticker:
-    """`due` says at which time `tick` may have something to do, given the time: seconds of the loop's clock."""
+    """`due` says when `tick` may have something to do, given the time; both in seconds of the loop."""
 
     def __init__(self, due: Callable[[float], float | None], tick: Callable[[float], None]) -> None:
         self._due = due
