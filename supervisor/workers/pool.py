@@ -51,13 +51,13 @@ from supervisor.workers.launcher import Launcher
 from supervisor.workers.leases import MachineLease
 from supervisor.workers.ledger import Ledger, sweep
 from supervisor.workers.machine_leases import MachineLeases
-from supervisor.workers.options import preview_of
 from supervisor.workers.preloads import Preloads
 from supervisor.workers.reload import Reload
 from supervisor.workers.residency import Residency
 from supervisor.workers.shares import Shares
 from supervisor.workers.slots import Slot, SlotRequest
 from supervisor.workers.sockets import SocketFiles
+from supervisor.workers.spare import Spare
 from supervisor.workers.ticker import Ticker
 from supervisor.workers.trims import trim
 from supervisor.workers.view import EngineView, MemoryView, SpareView, SupervisorView, worker_view
@@ -67,8 +67,6 @@ WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "worker")
 """-P: a folder named `worker` where the supervisor happens to be started is none of our program."""
 _STATS_S: Final = 1.0
 """What a worker gets to answer a question that somebody is curious about."""
-SPARE_WAIT_S: Final = 2.0
-"""A new spare waits for the first answers after a load, so long at most: its imports take a whole core."""
 _UNKILLABLE_S: Final = 2.0
 """Past every grace: how long a process may take to die of SIGKILL before we end without it."""
 
@@ -108,6 +106,7 @@ class Pool:
         self._leases = MachineLeases(
             self._residency, self._keepers, events, act=self._do, bring_back=self._bring_back
         )
+        self._spare = Spare(self._launcher, self._keepers, self._residency, self._entries)
         self._preloads = Preloads(self._books, events, self, self._run_errand)
         self._reload = Reload(
             policy=self._residency,
@@ -126,8 +125,6 @@ class Pool:
         self._todo: deque[Action] = deque()
         self._doing = False
         self._ticker = Ticker(self._residency.next_tick, self._on_tick)
-        self._spare_due: asyncio.TimerHandle | None = None
-        """Runs while a new spare waits for the first answers after a load."""
         self._begun = asyncio.Event()
         self._errands: set[asyncio.Task[None]] = set()
         """Loads and trims that nobody waits for."""
@@ -341,8 +338,7 @@ class Pool:
         if actions:
             self._do(actions)
         self._ticker.plan()
-        if self._spare_due is not None and not self._residency.running():
-            self._encourage()
+        self._spare.served()
 
     # What keepers tell.
 
@@ -353,8 +349,7 @@ class Pool:
         self.on_memory(keeper)
         self._do(self._residency.ready(keeper.id, self._loop.time()))
         self._ticker.plan()
-        if self._spare_due is None:
-            self._spare_due = self._loop.call_later(SPARE_WAIT_S, self._encourage)
+        self._spare.loaded()
 
     def on_memory(self, keeper: Keeper) -> None:
         if keeper.memory is not None and keeper.entry is not None:
@@ -377,7 +372,7 @@ class Pool:
 
     def on_failed(self, keeper: Keeper) -> None:
         self._do(self._residency.failed(keeper.id, self._loop.time()))
-        self._replenish()
+        self._spare.replenish()
 
     def on_gone(self, keeper: Keeper) -> None:
         now = self._loop.time()
@@ -392,7 +387,7 @@ class Pool:
             retry_s = now + keeper.starved_s
         self._do(self._residency.gone(keeper.id, now, retry_s=retry_s))
         self._ticker.plan()
-        self._replenish()
+        self._spare.replenish()
 
     def on_kept(self, keeper: Keeper) -> None:
         self._do(self._residency.kept(keeper.id, self._loop.time()))
@@ -449,13 +444,7 @@ class Pool:
         if self._residency.unshared:
             self._shares.tell(self._residency.share_out(), self._residency.pinned())
         if changes:
-            self._look_ahead()
-
-    def _look_ahead(self) -> None:
-        """Let the spare know what it is likely to load."""
-        expected = self._residency.expected()
-        entry = None if expected is None else self._entries.get(expected)
-        self._launcher.expect(None if entry is None else preview_of(entry))
+            self._spare.look_ahead()
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -529,18 +518,6 @@ class Pool:
             )
         return keeper
 
-    def _replenish(self, *, encouraged: bool = False) -> None:
-        """A spare, but not while a model loads: they would fight for the processor."""
-        if not any(keeper.state in ("starting", "restarting") for keeper in self._keepers.values()):
-            self._launcher.replenish(encouraged=encouraged)
-
-    def _encourage(self) -> None:
-        """A load went well, and the first who waited for it are served: time for a spare."""
-        if self._spare_due is not None:
-            self._spare_due.cancel()
-            self._spare_due = None
-        self._replenish(encouraged=True)
-
     def _allow(self) -> None:
         """The policy's limits, as settings and machine have them now."""
         self._do(
@@ -583,7 +560,6 @@ class Pool:
         await self._leases.close()
         await self._shares.close()
         self._ticker.close()
-        if self._spare_due is not None:
-            self._spare_due.cancel()
+        self._spare.close()
         if self._deadline is not None:
             self._deadline.cancel()

@@ -243,7 +243,7 @@ async def test_a_new_spare_waits_for_the_first_answer_of_a_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its imports took a core from the very answer that had waited for the load."""
-    monkeypatch.setattr("supervisor.workers.pool.SPARE_WAIT_S", 3600)
+    monkeypatch.setattr("supervisor.workers.spare.SPARE_WAIT_S", 3600)
     async with running(tmp_path, spare=True) as bench:
         await bench.said("spare.starting")
         entry = bench.model("a")
@@ -258,7 +258,7 @@ async def test_a_new_spare_waits_for_the_first_answer_of_a_load(
 async def test_a_new_spare_does_not_wait_for_a_long_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.workers.pool.SPARE_WAIT_S", 0.05)
+    monkeypatch.setattr("supervisor.workers.spare.SPARE_WAIT_S", 0.05)
     async with running(tmp_path, spare=True) as bench:
         await bench.said("spare.starting")
         endless = asyncio.ensure_future(bench.chat(bench.model("a"), Behaviour(chunks=600, interval_ms=100)))
