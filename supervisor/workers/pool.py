@@ -21,7 +21,6 @@ from typing import Final
 from shared import __version__
 from shared.activity import Activity, MemoryReading
 from shared.admin import CacheStats, Health
-from shared.errors import PublicError
 from shared.status import Memory
 from supervisor.catalog.catalog import Catalog, ModelEntry
 from supervisor.catalog.costs import lasting_bytes
@@ -42,7 +41,6 @@ from supervisor.workers.actions import (
     Spawn,
     Stop,
     Trim,
-    Why,
 )
 from supervisor.workers.books import Books, CostSource
 from supervisor.workers.control import NoAnswer, ask_cache, ask_health
@@ -52,6 +50,7 @@ from supervisor.workers.leases import MachineLease
 from supervisor.workers.ledger import Ledger, sweep
 from supervisor.workers.machine_leases import MachineLeases
 from supervisor.workers.preloads import Preloads
+from supervisor.workers.refusals import refusal
 from supervisor.workers.reload import Reload
 from supervisor.workers.residency import Residency
 from supervisor.workers.shares import Shares
@@ -455,7 +454,8 @@ class Pool:
             case Refuse(number, model_id, why):
                 waiter = self._waiters.pop(number, None)
                 if waiter is not None and not waiter.done():
-                    waiter.set_exception(self._refusal(model_id, why))
+                    entry, failure = self._entries[model_id], self._keeper(model_id).failure
+                    waiter.set_exception(refusal(entry, why, failure, self._residency, self._books))
             case Spawn(model_id):
                 self._keeper(model_id).start(self._entries[model_id])
             case Drain(model_id):
@@ -471,31 +471,6 @@ class Pool:
                 self._leases.give_worker_back(model_id)
             case Grant(number):
                 self._leases.grant(number)
-
-    def _refusal(self, model_id: str, why: Why) -> PublicError:
-        traits = self._books.traits(self._entries[model_id])
-        budget_bytes = self._residency.budget_bytes
-        match why:
-            case Why.QUEUE_FULL:
-                loads = self._residency.phase(model_id) != "ready"
-                return failures.queue_full(model_id, traits.limit, retry_after_s=5 if loads else 1)
-            case Why.CROWDED:
-                return failures.crowded(self._settings.memory.max_waiting)
-            case Why.FAILED:
-                failure = self._keeper(model_id).failure
-                assert failure is not None
-                return failures.failed(model_id, failure.reason, failure.last_lines)
-            case Why.TOO_LARGE:
-                return failures.too_large(model_id, traits.cost_bytes, budget_bytes)
-            case Why.PINNED:
-                pinned = [
-                    (name, size)
-                    for name, size in self._residency.holders()
-                    if self._entries[name].settings.pin
-                ]
-                return failures.beside_pinned(model_id, traits.cost_bytes, budget_bytes, pinned)
-            case Why.STOPPING:
-                return failures.stopping()
 
     def _slot(self, number: int, keeper: Keeper) -> Slot:
         assert keeper.life is not None

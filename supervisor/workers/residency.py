@@ -354,7 +354,7 @@ class Residency(Residents):
     def share_out(self) -> dict[str, Share]:
         """What to tell the serving workers. Report `limited` when one has heard what it was told last."""
         self.unshared = False
-        return share_out(list(self._residents()), self._budget_bytes, self._reserved_bytes, tight=self._tight)
+        return share_out(list(self.residents()), self._budget_bytes, self._reserved_bytes, tight=self._tight)
 
     # How it is decided.
 

@@ -26,6 +26,11 @@ class Residents:
         return self._budget_bytes
 
     @property
+    def max_waiting(self) -> int:
+        """So many requests may wait, over all models."""
+        return self._max_waiting
+
+    @property
     def booked_bytes(self) -> int:
         """What all workers count for, also those that are not reaped yet."""
         return sum([model.booked_bytes for model in self._models.values()])
@@ -47,6 +52,10 @@ class Residents:
     def model(self, model_id: str) -> Resident | None:
         """What is remembered of the model, to be looked at and not touched."""
         return self._models.get(model_id)
+
+    def residents(self) -> Iterator[Resident]:
+        """The models that have a process."""
+        return (model for model in self._models.values() if model.resident)
 
     def phase(self, model_id: str) -> Phase:
         model = self._models.get(model_id)
@@ -85,11 +94,11 @@ class Residents:
 
     def pinned(self) -> dict[str, int]:
         """Bytes of the models that stay whoever asks."""
-        return {model.traits.id: model.least_bytes for model in self._residents() if model.staying}
+        return {model.traits.id: model.least_bytes for model in self.residents() if model.staying}
 
     def holders(self) -> list[tuple[str, int]]:
         """Who holds how many bytes of the budget."""
-        return [(model.traits.id, model.booked_bytes) for model in self._models.values() if model.resident]
+        return [(model.traits.id, model.booked_bytes) for model in self.residents()]
 
     def waiting(self, now: float) -> list[Waiting]:
         """Who waits for what, longest first."""
@@ -109,6 +118,3 @@ class Residents:
     @property
     def _over_budget(self) -> bool:
         return self.booked_bytes > self._budget_bytes
-
-    def _residents(self) -> Iterator[Resident]:
-        return (model for model in self._models.values() if model.resident)
