@@ -9,16 +9,13 @@ import contextlib
 import functools
 import itertools
 import math
-import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
-from shared import __version__
 from shared.activity import Activity, MemoryReading
 from shared.admin import CacheStats, Health
 from shared.status import Memory
@@ -59,7 +56,7 @@ from supervisor.workers.sockets import SocketFiles
 from supervisor.workers.spare import Spare
 from supervisor.workers.ticker import Ticker
 from supervisor.workers.trims import trim
-from supervisor.workers.view import EngineView, MemoryView, SpareView, SupervisorView, worker_view
+from supervisor.workers.view import EngineView, Overview
 from supervisor.workers.watch import drop, first
 
 WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "worker")
@@ -90,7 +87,6 @@ class Pool:
         self._catalog = catalog
         self._events = events
         self._on_activity = on_activity
-        self._started_at = time.time()
         self._workers_file = home.lock_file.with_name("workers.json")
         self._sockets = SocketFiles(home, events)
         self._launcher = Launcher(
@@ -104,6 +100,9 @@ class Pool:
         """What was asked for last under each id: what the next spawn loads."""
         self._leases = MachineLeases(
             self._residency, self._keepers, events, act=self._do, bring_back=self._bring_back
+        )
+        self._overview = Overview(
+            home.path, self._keepers, self._residency, self._books, self._launcher, self._leases
         )
         self._spare = Spare(self._launcher, self._keepers, self._residency, self._entries)
         self._preloads = Preloads(self._books, events, self, self._run_errand)
@@ -214,22 +213,7 @@ class Pool:
 
     def engine(self) -> EngineView:
         """Every worker as last known; asks nobody."""
-        now = self._loop.time()
-        spare = self._launcher.spare
-        return EngineView(
-            supervisor=SupervisorView(__version__, os.getpid(), self._started_at, str(self._home.path)),
-            workers=tuple(
-                worker_view(keeper, self._residency, self._books, now)
-                for keeper in self._keepers.values()
-                if keeper.state != "gone"
-            ),
-            spare=SpareView(spare.pid) if spare is not None else None,
-            waiting=tuple(self._residency.waiting(now)),
-            memory=MemoryView(
-                self._residency.budget_bytes, self._residency.booked_bytes, pressure=str(self._level)
-            ),
-            leases=self._leases.views(now),
-        )
+        return self._overview.engine(self._level, self._loop.time())
 
     @property
     def books(self) -> Books:

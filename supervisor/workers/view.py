@@ -1,16 +1,24 @@
 """The body of `GET /engine`: every worker as the supervisor last knew it."""
 
 import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from shared import __version__
 from shared.status import Memory
+from supervisor.system.pressure import Level
 from supervisor.workers.actions import Waiting
 from supervisor.workers.books import Books
 from supervisor.workers.exits import Exit
 from supervisor.workers.keeper import Keeper
+from supervisor.workers.launcher import Launcher
 from supervisor.workers.leases import LeaseView
+from supervisor.workers.machine_leases import MachineLeases
 from supervisor.workers.resident import Resident
 from supervisor.workers.residents import Residents
 
@@ -94,6 +102,42 @@ class EngineView(msgspec.Struct, frozen=True):
     memory: MemoryView = MemoryView()
     leases: tuple[LeaseView, ...] = ()
     """Who has the machine for himself, then who waits for that."""
+
+
+class Overview:
+    """Makes the view of all parts as they are."""
+
+    def __init__(
+        self,
+        folder: Path,
+        keepers: Mapping[str, Keeper],
+        policy: Residents,
+        books: Books,
+        launcher: Launcher,
+        leases: MachineLeases,
+    ) -> None:
+        self._keepers = keepers
+        self._policy = policy
+        self._books = books
+        self._launcher = launcher
+        self._leases = leases
+        self._supervisor = SupervisorView(__version__, os.getpid(), time.time(), str(folder))
+
+    def engine(self, level: Level, now: float) -> EngineView:
+        """Every worker as last known; asks nobody. `level` is how short of memory the machine is."""
+        spare = self._launcher.spare
+        return EngineView(
+            supervisor=self._supervisor,
+            workers=tuple(
+                worker_view(keeper, self._policy, self._books, now)
+                for keeper in self._keepers.values()
+                if keeper.state != "gone"
+            ),
+            spare=SpareView(spare.pid) if spare is not None else None,
+            waiting=tuple(self._policy.waiting(now)),
+            memory=MemoryView(self._policy.budget_bytes, self._policy.booked_bytes, pressure=str(level)),
+            leases=self._leases.views(now),
+        )
 
 
 def worker_view(keeper: Keeper, policy: Residents, books: Books, now: float) -> WorkerView:
