@@ -5,7 +5,6 @@ is done at once; nothing waits in between, so nothing needs a lock.
 """
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import math
@@ -40,8 +39,8 @@ from supervisor.workers.actions import (
     Trim,
 )
 from supervisor.workers.books import Books, CostSource
-from supervisor.workers.control import NoAnswer, ask_cache, ask_health
-from supervisor.workers.keeper import Keeper, Life
+from supervisor.workers.keeper import Keeper
+from supervisor.workers.keepers import Keepers
 from supervisor.workers.launcher import Launcher
 from supervisor.workers.leases import MachineLease
 from supervisor.workers.ledger import Ledger, sweep
@@ -52,7 +51,6 @@ from supervisor.workers.reload import Reload
 from supervisor.workers.residency import Residency
 from supervisor.workers.shares import Shares
 from supervisor.workers.slots import Slot, SlotRequest
-from supervisor.workers.sockets import SocketFiles
 from supervisor.workers.spare import Spare
 from supervisor.workers.ticker import Ticker
 from supervisor.workers.trims import trim
@@ -61,8 +59,6 @@ from supervisor.workers.watch import drop, first
 
 WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "worker")
 """-P: a folder named `worker` where the supervisor happens to be started is none of our program."""
-_STATS_S: Final = 1.0
-"""What a worker gets to answer a question that somebody is curious about."""
 _UNKILLABLE_S: Final = 2.0
 """Past every grace: how long a process may take to die of SIGKILL before we end without it."""
 
@@ -82,20 +78,18 @@ class Pool:
         worker_command: Sequence[str] = WORKER_COMMAND,
         on_activity: Callable[[str, Activity], None] | None = None,
     ) -> None:
-        self._home = home
         self._settings = settings
         self._catalog = catalog
         self._events = events
         self._on_activity = on_activity
         self._workers_file = home.lock_file.with_name("workers.json")
-        self._sockets = SocketFiles(home, events)
         self._launcher = Launcher(
             worker_command, Ledger(self._workers_file), events, keep_spare=settings.memory.spare
         )
         self._books = Books(settings.memory, machine, costs)
         self._residency = Residency(self._books.budget_bytes, max_waiting=settings.memory.max_waiting)
         self._level = Level.NORMAL
-        self._keepers: dict[str, Keeper] = {}
+        self._keepers = Keepers(home, settings, self._launcher, events, self)
         self._entries: dict[str, ModelEntry] = {}
         """What was asked for last under each id: what the next spawn loads."""
         self._leases = MachineLeases(
@@ -138,7 +132,7 @@ class Pool:
         killed = await asyncio.to_thread(sweep, self._workers_file)
         if killed:
             self._events.emit("orphans.killed", level="warning", count=killed)
-        self._sockets.clear_stale()
+        self._keepers.clear_stale()
         self._begun.set()
         if self._stopping is not None:
             return
@@ -183,33 +177,19 @@ class Pool:
 
     async def ask_workers(self) -> dict[str, tuple[Health | None, CacheStats | None]]:
         """What every serving worker says now of its requests and of what it keeps; None is no answer."""
-
-        async def ask(keeper: Keeper, life: Life) -> tuple[str, tuple[Health | None, CacheStats | None]]:
-            health = cache = None
-            with contextlib.suppress(NoAnswer):
-                health = await ask_health(life.upstream, timeout_s=_STATS_S)
-                cache = await ask_cache(life.upstream, timeout_s=_STATS_S)
-            return keeper.id, (health, cache)
-
-        serving = [keeper for keeper in self._keepers.values() if keeper.state in ("ready", "leased")]
-        return dict(
-            await asyncio.gather(*(ask(keeper, keeper.life) for keeper in serving if keeper.life is not None))
-        )
+        return await self._keepers.ask()
 
     def state_of(self, model_id: str) -> str | None:
         """The state of the model's worker; None when it has none."""
-        keeper = self._keepers.get(model_id)
-        return None if keeper is None or keeper.state == "gone" else keeper.state
+        return self._keepers.state_of(model_id)
 
     def capabilities_of(self, model_id: str) -> tuple[str, ...] | None:
         """What the model can, as its last worker said; None when it was never loaded."""
-        keeper = self._keepers.get(model_id)
-        return None if keeper is None else keeper.capabilities
+        return self._keepers.capabilities_of(model_id)
 
     def folders(self) -> set[Path]:
         """The folders of the models that have a worker: of an older revision than the catalog's, maybe."""
-        keepers = [keeper for keeper in self._keepers.values() if keeper.state != "gone"]
-        return {keeper.entry.directory for keeper in keepers if keeper.entry is not None}
+        return self._keepers.folders()
 
     def engine(self) -> EngineView:
         """Every worker as last known; asks nobody."""
@@ -289,7 +269,7 @@ class Pool:
             raise failures.broken(entry.id, entry.problem)
         if not self._begun.is_set():
             await self._begun.wait()
-        keeper = self._keeper(entry.id)
+        keeper = self._keepers.of(entry.id)
         if after:
             await keeper.settled(after)
         if by_hand or (keeper.state == "failed" and entry != keeper.entry):
@@ -434,20 +414,21 @@ class Pool:
             case Admit(number, model_id):
                 waiter = self._waiters.pop(number, None)
                 if waiter is not None and not waiter.done():
-                    waiter.set_result(self._slot(number, self._keeper(model_id)))
+                    waiter.set_result(self._slot(number, self._keepers.of(model_id)))
             case Refuse(number, model_id, why):
                 waiter = self._waiters.pop(number, None)
                 if waiter is not None and not waiter.done():
-                    entry, failure = self._entries[model_id], self._keeper(model_id).failure
+                    entry, failure = self._entries[model_id], self._keepers.of(model_id).failure
                     waiter.set_exception(refusal(entry, why, failure, self._residency, self._books))
             case Spawn(model_id):
-                self._keeper(model_id).start(self._entries[model_id])
+                self._keepers.of(model_id).start(self._entries[model_id])
             case Drain(model_id):
-                self._keeper(model_id).drain()
+                self._keepers.of(model_id).drain()
             case Stop(model_id, reason):
-                self._keeper(model_id).stop(reason)
+                self._keepers.of(model_id).stop(reason)
             case Trim(model_id):
-                work = trim(self._keeper(model_id), self._events, functools.partial(self._on_trim, model_id))
+                keeper, done = self._keepers.of(model_id), functools.partial(self._on_trim, model_id)
+                work = trim(keeper, self._events, done)
                 self._run_errand(work, f"trim of {model_id}")
             case Lease(model_id):
                 self._leases.take_worker(model_id)
@@ -460,22 +441,6 @@ class Pool:
         assert keeper.life is not None
         keeper.touch()
         return Slot(self, number, keeper, keeper.life)
-
-    def _keeper(self, model_id: str) -> Keeper:
-        keeper = self._keepers.get(model_id)
-        if keeper is None:
-            keeper = self._keepers[model_id] = Keeper(
-                model_id,
-                home=self._home,
-                settings=self._settings.watch,
-                log_limits=self._settings.log.limits,
-                memory=self._settings.memory,
-                launcher=self._launcher,
-                sockets=self._sockets,
-                events=self._events,
-                owner=self,
-            )
-        return keeper
 
     def _allow(self) -> None:
         """The policy's limits, as settings and machine have them now."""

@@ -7,7 +7,7 @@ from supervisor.catalog.catalog import Catalog, ModelEntry
 from supervisor.settings import Settings
 from supervisor.workers.actions import Action
 from supervisor.workers.books import Books
-from supervisor.workers.keeper import Keeper
+from supervisor.workers.keepers import Keepers
 from supervisor.workers.launcher import Launcher
 from supervisor.workers.preloads import Preloads
 from supervisor.workers.residency import Residency
@@ -22,7 +22,7 @@ class Reload:
         *,
         policy: Residency,
         books: Books,
-        keepers: dict[str, Keeper],
+        keepers: Keepers,
         entries: dict[str, ModelEntry],
         catalog: Catalog,
         launcher: Launcher,
@@ -44,8 +44,7 @@ class Reload:
         """`settings` take the place of `before`, and the catalog has the models that they make."""
         now = asyncio.get_running_loop().time()
         self._books.configure(settings.memory)
-        for keeper in self._keepers.values():
-            keeper.configure(settings.watch, settings.memory)
+        self._keepers.configure(settings)
         found = {entry.id: entry for entry in self._catalog.entries()}
         for model_id, known in list(self._entries.items()):
             entry = found.get(model_id)
@@ -75,5 +74,5 @@ class Reload:
             self._act(self._policy.forget_failure(model_id, now))
         if self._policy.model(model_id) is None and (keeper is None or keeper.state == "gone"):
             del self._entries[model_id]
-            self._keepers.pop(model_id, None)
+            self._keepers.forget(model_id)
             self._books.forget_kill(model_id)

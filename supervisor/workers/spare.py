@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from supervisor.catalog.catalog import ModelEntry
-from supervisor.workers.keeper import Keeper
+from supervisor.workers.keepers import Keepers
 from supervisor.workers.launcher import Launcher
 from supervisor.workers.options import preview_of
 from supervisor.workers.residents import Residents
@@ -20,7 +20,7 @@ class Spare:
     def __init__(
         self,
         launcher: Launcher,
-        keepers: Mapping[str, Keeper],
+        keepers: Keepers,
         residents: Residents,
         entries: Mapping[str, ModelEntry],
     ) -> None:
@@ -33,7 +33,7 @@ class Spare:
 
     def replenish(self, *, encouraged: bool = False) -> None:
         """A spare, but not while a model loads: they would fight for the processor."""
-        if not any(keeper.state in ("starting", "restarting") for keeper in self._keepers.values()):
+        if not self._keepers.loading:
             self._launcher.replenish(encouraged=encouraged)
 
     def loaded(self) -> None:
