@@ -7,7 +7,6 @@ is done at once; nothing waits in between, so nothing needs a lock.
 import asyncio
 import functools
 import itertools
-import math
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -50,17 +49,15 @@ from supervisor.workers.refusals import refusal
 from supervisor.workers.reload import Reload
 from supervisor.workers.residency import Residency
 from supervisor.workers.shares import Shares
+from supervisor.workers.shutdown import Shutdown
 from supervisor.workers.slots import Slot, SlotRequest
 from supervisor.workers.spare import Spare
 from supervisor.workers.ticker import Ticker
 from supervisor.workers.trims import trim
 from supervisor.workers.view import EngineView, Overview
-from supervisor.workers.watch import drop, first
 
 WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "worker")
 """-P: a folder named `worker` where the supervisor happens to be started is none of our program."""
-_UNKILLABLE_S: Final = 2.0
-"""Past every grace: how long a process may take to die of SIGKILL before we end without it."""
 
 
 class Pool:
@@ -120,10 +117,14 @@ class Pool:
         self._begun = asyncio.Event()
         self._errands: set[asyncio.Task[None]] = set()
         """Loads and trims that nobody waits for."""
-        self._stopping: asyncio.Task[None] | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self._deadline_s = math.inf
-        self._give_up = asyncio.Event()
+        self._shutdown = Shutdown(
+            self._keepers,
+            self._launcher,
+            self._errands,
+            events,
+            begin=self._begin_shutdown,
+            finish=self._finish_shutdown,
+        )
 
     # What the rest of the supervisor asks for.
 
@@ -134,7 +135,7 @@ class Pool:
             self._events.emit("orphans.killed", level="warning", count=killed)
         self._keepers.clear_stale()
         self._begun.set()
-        if self._stopping is not None:
+        if self._shutdown.begun:
             return
         named = self._settings.preload
         wanted = [entry for entry in self._catalog.entries() if entry.settings.preload or entry.id in named]
@@ -206,14 +207,14 @@ class Pool:
         Entered at once; `granted` of what it gives is done when the machine is free. Leaving gives it back.
         Raises PublicError when the supervisor is stopping.
         """
-        if self._stopping is not None:
+        if self._shutdown.begun:
             raise failures.stopping()
         return self._leases.hold(holder, unload=unload)
 
     def _bring_back(self, loaded: list[str]) -> None:
         """A lease is over, for which these were unloaded: load what is to be there without a request."""
         self._ticker.plan()
-        if self._stopping is None:
+        if not self._shutdown.begun:
             self._preloads.load(
                 entry
                 for model_id in loaded
@@ -249,15 +250,7 @@ class Pool:
 
         Returns when all are reaped. A second call with a smaller grace cuts the first short.
         """
-        deadline_s = self._loop.time() + grace_s
-        if deadline_s < self._deadline_s:
-            self._deadline_s = deadline_s
-            if self._deadline is not None:
-                self._deadline.cancel()
-            self._deadline = self._loop.call_at(deadline_s, self._hurry)
-        if self._stopping is None:
-            self._stopping = self._loop.create_task(self._shut_down(), name="end of the pool")
-        await asyncio.shield(self._stopping)
+        await self._shutdown.run(grace_s=grace_s)
 
     # What slots ask for.
 
@@ -458,32 +451,13 @@ class Pool:
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
 
-    def _hurry(self) -> None:
-        for keeper in self._keepers.values():
-            keeper.stop("stopping")
-            keeper.hurry()
-        # SIGKILL is certain but for a process stuck in the kernel, which must not keep us from ending.
-        patience_s = self._settings.watch.kill_grace_s + _UNKILLABLE_S
-        self._deadline = self._loop.call_later(patience_s, self._give_up.set)
-
-    async def _shut_down(self) -> None:
+    def _begin_shutdown(self) -> None:
         self._begun.set()
         self._leases.take_back()
         self._do(self._residency.shutdown(self._loop.time()))
-        ends = asyncio.gather(
-            self._launcher.stop(grace_s=self._settings.watch.kill_grace_s),
-            *(keeper.ended() for keeper in self._keepers.values()),
-            *self._errands,
-        )
-        given_up = self._loop.create_task(self._give_up.wait())
-        await first({ends, given_up}, None)
-        if not ends.done():
-            self._events.emit("workers.unkillable", level="error")
-        await drop(ends)
-        await drop(given_up)
+
+    async def _finish_shutdown(self) -> None:
         await self._leases.close()
         await self._shares.close()
         self._ticker.close()
         self._spare.close()
-        if self._deadline is not None:
-            self._deadline.cancel()
