@@ -332,16 +332,17 @@ class Pool:
 
     def on_gone(self, keeper: Keeper) -> None:
         now = self._loop.time()
-        retry_s = 0.0
+        retry_s, traits = 0.0, None
         if keeper.starved_s is not None and keeper.entry is not None:
             others = [size for model_id, size in self._residency.holders() if model_id != keeper.id]
             needs = self._books.killed_at_load(keeper.entry, sum(others))
             self._events.emit(
                 "model.needs_more", level="warning", model=keeper.id, needs_bytes=needs, beside=len(others)
             )
-            self._do(self._residency.change(self._books.traits(keeper.entry), now))
+            # Of what it is configured as now, which a load need not be that began earlier.
+            traits = self._books.traits(self._entries.get(keeper.id, keeper.entry))
             retry_s = now + keeper.starved_s
-        self._do(self._residency.gone(keeper.id, now, retry_s=retry_s))
+        self._do(self._residency.gone(keeper.id, now, retry_s=retry_s, traits=traits))
         self._ticker.plan()
         self._spare.replenish()
 

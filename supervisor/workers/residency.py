@@ -167,11 +167,15 @@ class Residency(Residents):
         model.end("failed")
         return self._refuse_waiting(model, Why.FAILED) + self._settle(now)
 
-    def gone(self, model_id: str, now: float, *, retry_s: float = 0.0) -> list[Action]:
-        """The worker's process is reaped: its room is free only now. It is not loaded before `retry_s`."""
+    def gone(
+        self, model_id: str, now: float, *, retry_s: float = 0.0, traits: Traits | None = None
+    ) -> list[Action]:
+        """The worker's process is reaped: its room is free only now. It is not loaded before `retry_s`, and
+        counts for what `traits` say if that is known better now."""
         model = self._models.get(model_id)
         if model is not None:
             model.end("absent")
+            model.traits = traits or model.traits
             model.retry_s = max(model.retry_s, retry_s)
         return self._settle(now)
 

@@ -69,6 +69,22 @@ async def test_a_load_that_the_system_kills_is_not_tried_again_beside_the_same_m
         assert bench.pool.state_of("a") is None
 
 
+async def test_a_model_that_is_removed_while_the_system_kills_its_load_ends_when_it_has_answered(
+    tmp_path: Path,
+) -> None:
+    """What it costs is known anew then, and that made it one that is configured."""
+    async with running(tmp_path) as bench:
+        entry = bench.model("a", Load(die_at_load=Death(signal="SIGKILL"), generations=(1,)))
+        answer = asyncio.ensure_future(bench.chat(entry))
+        await bench.said("worker.starting", "a")
+        # The catalog has never heard of it.
+        bench.pool.configure(bench.pool._settings)
+        assert (await answer).generation == 2
+        await bench.said("worker.gone", "a", count=2)
+        (stopping,) = [event for event in bench.events if event.kind == "worker.stopping"]
+        assert stopping.fields["reason"] == "removed"
+
+
 async def test_a_rest_that_ends_while_the_timer_looks_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
