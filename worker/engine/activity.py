@@ -50,17 +50,19 @@ class Subscription:
 
 
 class Feed:
-    """Hands every line to every listener. Saying something nobody hears costs nothing."""
+    """Hands every line to every listener. What is said while there is none, the next one gets: the first
+    requests come as soon as the worker is ready, and their supervisor's listener may come after them."""
 
     def __init__(self) -> None:
         self._subscriptions: set[Subscription] = set()
+        self._unheard = Subscription()
 
     @property
     def heard(self) -> bool:
         return bool(self._subscriptions)
 
     def say(self, activity: Activity) -> None:
-        for subscription in self._subscriptions:
+        for subscription in self._subscriptions or (self._unheard,):
             subscription.put(activity)
 
     def nudge(self) -> None:
@@ -69,7 +71,7 @@ class Feed:
             subscription.wake()
 
     def subscribe(self) -> Subscription:
-        subscription = Subscription()
+        subscription, self._unheard = self._unheard, Subscription()
         self._subscriptions.add(subscription)
         return subscription
 

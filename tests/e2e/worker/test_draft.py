@@ -70,7 +70,7 @@ async def test_what_came_of_proposals_is_told() -> None:
             lines = events.aiter_lines()
             assert "memory" in await anext(lines)
             body = await worker.answer(TEXT, max_tokens=41)
-            while '"finished"' not in (line := await anext(lines)):
+            while '"finished"' not in (line := await anext(lines)) or body["id"] not in line:
                 pass
         counts = details(body)
         # The first two tokens come without the draft, which still reads, then three of each four are its.

@@ -83,7 +83,7 @@ async def test_what_is_cached_is_told_in_streams_and_in_the_feed() -> None:
             assert isinstance(last, dict)
             assert cached(last) == last["usage"]["prompt_tokens"] - END
             async for line in lines:
-                if '"finished"' in line:
+                if '"finished"' in line and last["id"] in line:
                     assert f'"cached_tokens":{cached(last)}' in line
                     break
 

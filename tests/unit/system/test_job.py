@@ -18,6 +18,7 @@ def test_what_launchd_does_not_give_is_written_in(tmp_path: Path) -> None:
         "https_proxy": "http://proxy.example:3128",
         "MLX_SUPERVISOR_SERVER_PORT": "9000",
         "MLX_SUPERVISOR_HOME": "/elsewhere",
+        "MLX_SUPERVISOR_LEASE": "sh (pid 1)",
         "EDITOR": "ed",
         "HF_EMPTY": "",
         "HF_ODD": "a\nb",

@@ -42,5 +42,20 @@ async def test_a_slow_listener_misses_the_oldest_lines_and_is_told_how_many() ->
     assert await slow.take(0.01) == []
     feed.unsubscribe(slow)
     feed.unsubscribe(quick)
-    feed.say(MemoryReading(0.0, Memory()))
     assert not feed.heard
+
+
+async def test_what_was_said_before_anybody_listened_is_told_to_the_first_who_does() -> None:
+    """The first requests after a load were answered before the supervisor listened: their tokens were missing
+    in the log, in their timelines and in the counters."""
+    feed = Feed()
+    feed.say(MemoryReading(1.0, Memory()))
+    first, second = feed.subscribe(), feed.subscribe()
+    feed.say(MemoryReading(2.0, Memory()))
+    assert [line.at for line in await first.take(1) if isinstance(line, MemoryReading)] == [1.0, 2.0]
+    assert [line.at for line in await second.take(1) if isinstance(line, MemoryReading)] == [2.0]
+    # A listener that comes back after its connection broke has missed nothing either.
+    feed.unsubscribe(first)
+    feed.unsubscribe(second)
+    feed.say(MemoryReading(3.0, Memory()))
+    assert len(await feed.subscribe().take(1)) == 1
