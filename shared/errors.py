@@ -91,7 +91,8 @@ class PublicError(Exception):
             if self.details is not None:
                 error["details"] = self.details
             return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
-        kind = _OPENAI_TYPES.get(self.status, "server_error")
+        other = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = _OPENAI_TYPES.get(self.status, other)
         return orjson.dumps(
             {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
         )

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Final, cast
 
 from shared.errors import PublicError
+from shared.request_ids import HEADER, request_id
 from supervisor.http.exchange import HIGH_WATER_BYTES, Exchange, Handler, Work, status_line
 from supervisor.http.reader import Head, Limits, Reading, Refusal, RequestReader
 from supervisor.http.upgraded import Upgraded
@@ -65,6 +66,8 @@ class HttpConnection(asyncio.Protocol):
         self._reader = RequestReader(self, registry.limits)
         self._exchanges: deque[Exchange] = deque()
         self._refusal: PublicError | None = None
+        self._refused_name = b""
+        """The `x-request-id` of the refusal."""
         self._closing = False
         self._deaf = False
         """What comes is dropped."""
@@ -273,12 +276,15 @@ class HttpConnection(asyncio.Protocol):
         """End the connection with an error, in the right order behind the answers that are due."""
         self._deaf = True
         self._deadline = math.inf
+        offered: bytes | None = None
         if self._exchanges and not self._exchanges[-1].body_complete:
             broken = self._exchanges.pop()
+            offered = broken.fields.get(HEADER)
             broken.lose()
             if broken.started:
                 self.abort()
                 return
+        self._refused_name = request_id(offered)
         if self._exchanges:
             self._refusal = error
         else:
@@ -286,7 +292,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _say_refusal(self, error: PublicError) -> None:
         body = error.body()
-        lines = [b"%b: %b\r\n" % header for header in error.headers()]
+        headers = [*error.headers(), (HEADER, self._refused_name)]
+        lines = [b"%b: %b\r\n" % header for header in headers]
         tail = b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
         self.transport.write(b"".join([status_line(error.status), *lines, tail]))
         self._linger()

@@ -263,6 +263,12 @@ async def test_slow_clients_do_not_reach_the_pool(tmp_path: Path) -> None:
     """Fault 28."""
     limits = Limits(body_window_s=0.1)
     async with supervised(tmp_path, says_ok, limits=limits) as here, connected(here.address) as wire:
-        wire.request(CHAT, headers=("Host: localhost", "Content-Length: 100"), method="POST")
-        assert (await wire.read()).status == 408
+        wire.request(
+            CHAT, headers=("Host: localhost", "Content-Length: 100", "x-request-id: mine"), method="POST"
+        )
+        answer = await wire.read()
+        assert answer.status == 408
+        assert json.loads(answer.body)["error"]["type"] == "invalid_request_error"
+        # By the same name as in the log.
+        assert answer.headers["x-request-id"] == "mine"
         assert here.pool.taken == 0
