@@ -241,8 +241,17 @@ class App:
             self._note_progress(Progress("warmup"))
             state = await self._keep_state(model)
             embedder = make_embedder(model, record.options)
+            assert self._share is not None
+            pass_bytes = self._share.room.pass_bytes
             await self._engine.open(
-                lambda: open_engine(model, record.options, state.cache, embedder, self._ranks)
+                lambda: open_engine(
+                    model,
+                    record.options,
+                    state.cache,
+                    embedder,
+                    self._ranks,
+                    pass_bytes=pass_bytes,
+                )
             )
             mounts = await self._mount(model, state)
         except LoadError:

@@ -20,6 +20,8 @@ from worker.engine.sampling import Samplers
 from worker.engine.speculation import Counts, Speculated, Speculator
 from worker.text.logprobs import Scored
 
+_LEAST: Final = 8
+"""Tokens of a prompt that a step computes however much memory that takes."""
 _KEPT: Final = 64
 """Distinct sets of tokens that end a row kept for reuse."""
 
@@ -28,7 +30,8 @@ class Batch:
     """Rows that decode together; rows join and leave between steps.
 
     The caller keeps the number of rows at or under `max_rows`. `prefill_step` bounds the prompt tokens that
-    one step computes, over all rows, so it bounds how long the decoding rows stall. `line_breaks` are tokens
+    one step computes, over all rows, so it bounds how long the decoding rows stall. `most_scores` bounds the
+    pairs of tokens that a step compares, where that takes memory; 0 is no bound. `line_breaks` are tokens
     that xtc does not leave out. Rows begin with what `prompts` has of their prompt and leave their own state
     there; without it nothing is kept. While one row decodes alone, `draft` proposes up to `draft_tokens`
     at a time.
@@ -43,6 +46,7 @@ class Batch:
         *,
         max_rows: int,
         prefill_step: int,
+        most_scores: int = 0,
         line_breaks: Sequence[int] = (),
         prompts: PromptCache | None = None,
         draft: Draft | None = None,
@@ -53,6 +57,7 @@ class Batch:
         self._max_rows = max_rows
         self._prefill_step = prefill_step
         self._pace = Pace(prefill_step)
+        self._most_scores = most_scores
         # Two processes started in the same millisecond must not draw alike.
         mx.random.seed(int.from_bytes(os.urandom(8)) >> 1)
         self.width = logits_width(network)
@@ -214,7 +219,11 @@ class Batch:
     def _chunk(self) -> int:
         """Tokens of each prompt that the next step computes; only asked for while there are prompts."""
         waiting = len(self._prefilling)
-        return self._pace.share(waiting, decoding=len(self._row_of) > waiting)
+        chunk = self._pace.share(waiting, decoding=len(self._row_of) > waiting)
+        if self._most_scores:
+            looked_at = waiting * (self._generator.reach + chunk)
+            chunk = min(chunk, max(_LEAST, self._most_scores // looked_at))
+        return chunk
 
     def _speculate(self) -> Speculated | None:
         """A step with the draft, where one row decodes alone and the draft knows enough of it."""

@@ -103,6 +103,12 @@ class RowGenerator(BatchGenerator):  # type: ignore[misc]
                 parts[-1] = parts[-1] + last
         return uids
 
+    @property
+    def reach(self) -> int:
+        """Tokens of the furthest prompt that the next piece of it looks back at."""
+        to_come = (len(tokens) for _, _, _, _, tokens, *_ in self._unprocessed_sequences)
+        return max((*map(len, self._prompt_batch.tokens), *to_come), default=0)
+
     def _next(self) -> tuple[list[Piece], list[Any]]:
         """One token of every row that decodes, and `prefill_step_size` tokens of every prompt."""
         said = self._decode()

@@ -96,6 +96,8 @@ class Room(msgspec.Struct, frozen=True):
     """Caches of running rows; the prompt cache makes way for them."""
     prompt_bytes: int
     """The prompt cache."""
+    pass_bytes: int
+    """What one step computes with and drops again."""
 
 
 def cap_for(rows_bytes: int, fixed_bytes: int) -> int:
@@ -125,4 +127,4 @@ def room(
     left = max(least_bytes, int((1 - _RESERVE) * cap_bytes) - weights_bytes)
     if prompt_bytes is None:
         prompt_bytes = min(left, _MOST_PROMPTS, max(LEAST_BYTES, int(_PROMPT_SHARE * left)))
-    return Room(kv_bytes=left, prompt_bytes=prompt_bytes)
+    return Room(kv_bytes=left, prompt_bytes=prompt_bytes, pass_bytes=int(_RESERVE * cap_bytes))

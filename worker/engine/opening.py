@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
@@ -13,10 +14,13 @@ from worker.engine.prompt_cache import PromptCache
 from worker.engine.rows import Row
 from worker.model.draft import DraftModel
 from worker.model.loading import Model
+from worker.model.precision import on_cpu
 from worker.request import Sampling
 from worker.shard.batch import LeadingBatch
 from worker.shard.orders import Open
 from worker.shard.ranks import Ranks
+
+_SCORE_BYTES: Final = 4
 
 
 def make_embedder(model: Model, options: Options) -> Embedder | None:
@@ -36,10 +40,12 @@ def open_engine(
     prompts: PromptCache,
     embedder: Embedder | None,
     ranks: Ranks | None = None,
+    *,
+    pass_bytes: int,
 ) -> Batch | None:
     """As `open_batch`; for a model that writes nothing None, after a vector was really made."""
     if model.writes:
-        return open_batch(model, options, prompts, ranks)
+        return open_batch(model, options, prompts, ranks, pass_bytes=pass_bytes)
     assert embedder is not None
     # Where there are rows, mlx-lm's batch does it: what the GPU works with is not paged out.
     maybe_set_recommended_wired_limit()
@@ -48,10 +54,13 @@ def open_engine(
     return None
 
 
-def open_batch(model: Model, options: Options, prompts: PromptCache, ranks: Ranks | None = None) -> Batch:
+def open_batch(
+    model: Model, options: Options, prompts: PromptCache, ranks: Ranks | None = None, *, pass_bytes: int
+) -> Batch:
     """The batch, after a token was really generated; with a draft, after proposals were checked too.
 
-    That takes one pass of the network: whoever waits for the model waits for it too.
+    That takes one pass of the network: whoever waits for the model waits for it too. Its steps compute with
+    `pass_bytes` at most, as far as that can be told.
     """
     make: Callable[..., Batch] = Batch
     if ranks is not None:
@@ -62,6 +71,7 @@ def open_batch(model: Model, options: Options, prompts: PromptCache, ranks: Rank
         model.end_tokens,
         max_rows=options.max_concurrency,
         prefill_step=options.prefill_step,
+        most_scores=_most_scores(model.heads, pass_bytes) if on_cpu() else 0,
         line_breaks=model.line_breaks,
         prompts=prompts,
         draft=None if model.draft is None else _draft(model, model.draft, options),
@@ -76,6 +86,11 @@ def open_batch(model: Model, options: Options, prompts: PromptCache, ranks: Rank
         # Nobody asked for these.
         counts.steps = counts.proposed = counts.accepted = 0
     return batch
+
+
+def _most_scores(heads: int, pass_bytes: int) -> int:
+    """Without a GPU's kernels the scores of attention are all there at a time, in float32."""
+    return pass_bytes // (heads * _SCORE_BYTES) if heads else 0
 
 
 def _draft(model: Model, draft: DraftModel, options: Options) -> Draft:

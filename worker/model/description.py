@@ -39,6 +39,14 @@ def logits_width(config: dict[str, Any]) -> int:
     return 2**31
 
 
+def attention_heads(config: dict[str, Any]) -> int:
+    """Heads of one layer that compare tokens with each other; 0 where the model does not say."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and isinstance(heads := part.get("num_attention_heads"), int) and heads > 0:
+            return heads
+    return 0
+
+
 def sampling_defaults(directory: Path) -> Sampling:
     """The sampling values of generation_config.json that are usable; none when there is no such file."""
     return generation_defaults(read_json(directory / GENERATION))

@@ -11,7 +11,7 @@ from mlx_lm.utils import load_config
 
 from shared.launch import Options, Sampling
 from shared.status import FailureKind, Progress
-from worker.model.description import context_window, logits_width, sampling_defaults
+from worker.model.description import attention_heads, context_window, logits_width, sampling_defaults
 from worker.model.draft import DraftModel, load_draft
 from worker.model.embedding import Embedding, check_architecture, embedding_of
 from worker.model.failures import LoadError, explain
@@ -45,6 +45,8 @@ class Model:
     """Characters of the longest entry of the vocabulary."""
     vocabulary: int
     """Token ids go from 0 up to, and not including, this."""
+    heads: int
+    """Of one layer of attention; 0 where the model does not say."""
     line_breaks: tuple[int, ...]
     """Tokens of the line break."""
     draft: DraftModel | None = None
@@ -118,6 +120,7 @@ def _load(
         longest_token=max(map(len, vocabulary), default=1),
         # Some tokenizers have tokens that the model has no logits for.
         vocabulary=min(max(vocabulary.values(), default=-1) + 1, logits_width(config)),
+        heads=attention_heads(config),
         line_breaks=writing.line_breaks,
         draft=draft,
     )

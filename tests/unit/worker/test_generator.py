@@ -13,7 +13,7 @@ from tests.fixtures.tiny import Tiny, tiny_model
 from worker.engine.batch import Batch
 from worker.engine.generator import RowGenerator
 from worker.engine.prompt_cache import PromptCache
-from worker.engine.rows import Report, Row
+from worker.engine.rows import Output, Report, Row
 from worker.engine.thread import Engine
 from worker.model.loading import load
 from worker.request import Sampling
@@ -62,6 +62,14 @@ def passes(network: Any, *rows: Row, prompts: PromptCache | None = None, step: i
     return watched.passes
 
 
+def finish(batch: Batch) -> list[Output]:
+    outputs = []
+    while len(batch):
+        outputs += batch.step()
+    batch.settle()
+    return outputs
+
+
 def test_a_short_prompt_is_computed_in_one_pass(network: Any) -> None:
     assert passes(network, row(1, 1)) == [(1, 1)]
     assert passes(network, row(1, 20)) == [(1, 20)]
@@ -72,6 +80,35 @@ def test_a_long_prompt_leaves_more_than_its_last_token_to_the_last_pass(network:
     assert passes(network, row(1, 40)) == [(1, 8), (1, 32)]
     assert passes(network, row(1, 200)) == [(1, 64), (1, 64), (1, 40), (1, 32)]
     assert passes(network, row(1, 20), step=8) == [(1, 8), (1, 8), (1, 4)]
+
+
+def test_a_step_compares_no_more_tokens_than_it_may(network: Any) -> None:
+    """On the CPU all scores of attention are in memory at a time."""
+    watched = Watched(network)
+    batch = Batch(watched, [], max_rows=8, prefill_step=64, most_scores=6000)
+    watched.passes.clear()
+    batch.insert(row(1, 300))
+    (said,) = [output.token for output in finish(batch)]
+    assert sum(length for _, length in watched.passes) == 300
+    seen = 0
+    for _, length in watched.passes:
+        seen += length
+        assert length * seen <= 6000 or length <= 8
+    assert len({length for _, length in watched.passes}) > 2, "it shrinks as the prompt grows"
+    plain = Batch(network, [], max_rows=8, prefill_step=64)
+    plain.insert(row(1, 300))
+    assert [output.token for output in finish(plain)] == [said]
+
+
+def test_a_prompt_that_goes_on_from_a_kept_one_counts_that(network: Any) -> None:
+    prompts = PromptCache(2**30)
+    passes(network, row(1, 250), prompts=prompts)
+    watched = Watched(network)
+    batch = Batch(watched, [], max_rows=8, prefill_step=64, most_scores=6000, prompts=prompts)
+    watched.passes.clear()
+    batch.insert(Row(2, [*prompt(1, 250), *prompt(5, 100)], 1, GREEDY))
+    finish(batch)
+    assert watched.passes[0][1] == 6000 // (250 + 64)
 
 
 def test_no_pass_is_made_for_what_nobody_asked_for(network: Any) -> None:
