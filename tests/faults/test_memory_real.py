@@ -153,7 +153,8 @@ async def test_of_two_long_rows_one_waits_for_the_end_of_the_other(tmp_path: Pat
         assert two.waited_for & {("a", "b"), ("b", "a")}, "nobody was told whom it waited for"
         kinds = two.bench.kinds()
         assert "worker.gone" not in kinds[: kinds.index("worker.asks")], "both were there all the time"
-        assert kinds.count("worker.asks") >= 2 and kinds.count("worker.asked") >= 2
+        # The later one may find enough: what the first one's end and a trim have left.
+        assert "worker.asks" in kinds and "worker.asked" in kinds
 
 
 async def test_two_rows_that_fit_beside_no_other_model_are_both_answered(tmp_path: Path) -> None:
