@@ -166,4 +166,5 @@ async def test_two_rows_that_fit_beside_no_other_model_are_both_answered(tmp_pat
             answers = await asyncio.gather(*(two.ask(entry) for entry in two.models))
         assert [answer.status for answer in answers] == [200, 200], answers
         assert two.most_running == 1
-        assert two.bench.kinds().count("worker.gone") >= 1, "none could leave for the other"
+        # One leaves for the other's row, or what it gives back for it is enough.
+        assert {"worker.gone", "worker.trimmed"} & {*two.bench.kinds()}, "none made room for the other"
