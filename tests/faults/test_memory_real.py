@@ -26,8 +26,6 @@ SHAPES = {
 TOKEN_BYTES = 8 * 2 * 2 * 96 * 4
 """Keys and values of two heads in each layer."""
 PROMPT_TOKENS = 700
-GROWTH_BYTES = 4 * 2**20
-"""A running row is told to grow by a step before the others have given way; a row is ten times that."""
 ROW_BYTES = 3072 * TOKEN_BYTES
 """Prompt and the 2048 tokens that are foreseen of an answer, in steps of 256."""
 STOPS = ["x", "e", ".", " "]
@@ -81,10 +79,19 @@ class Machine:
         assert worker is not None and worker.memory is not None
         return int((worker.memory.reserved_bytes + ROW_BYTES) / 0.95) - worker.booked_bytes
 
-    def tighten(self, budget_bytes: int) -> None:
+    async def tighten(self, budget_bytes: int) -> None:
+        """Until the workers have heard of it they let rows in by what they were told before."""
         self.budget_bytes = budget_bytes
         memory = MemorySettings(spare=False, budget=str(budget_bytes))
         self.bench.pool.configure(msgspec.structs.replace(self._settings, memory=memory))
+        while self._heard_bytes > budget_bytes:
+            await self.bench.pool.ask_workers()
+
+    @property
+    def _heard_bytes(self) -> int:
+        """What the workers think that they may take together."""
+        known = [self.bench.pool._residency.model(entry.id) for entry in self.models]
+        return sum(model.share_bytes for model in known if model is not None)
 
     async def ask(self, entry: ModelEntry) -> Answered:
         """A long prompt whose answer may be long, and ends soon."""
@@ -123,7 +130,7 @@ class Machine:
             asked = await self.bench.pool.ask_workers()
             healths = [health for health, _ in asked.values() if health is not None]
             promised = sum(health.memory.reserved_bytes for health in healths)
-            assert promised <= self.budget_bytes + GROWTH_BYTES, "more was promised than there is"
+            assert promised <= self.budget_bytes, "more was promised than there is"
             self.most_running = max(self.most_running, sum(health.running for health in healths))
             for worker in self.bench.pool.engine().workers:
                 if worker.asks is not None:
@@ -147,7 +154,7 @@ async def test_of_two_long_rows_one_waits_for_the_end_of_the_other(tmp_path: Pat
     async with machine(tmp_path) as two:
         lack = max(two.lack_bytes(name) for name in ("a", "b"))
         assert lack > 20_000_000, "the rows are too small to tell from noise"
-        two.tighten(two.has("a") + two.has("b") + int(1.5 * lack))
+        await two.tighten(two.has("a") + two.has("b") + int(1.5 * lack))
         async with two.watched():
             answers = await asyncio.gather(*(two.ask(entry) for entry in two.models))
         assert [answer.status for answer in answers] == [200, 200], answers
@@ -155,18 +162,16 @@ async def test_of_two_long_rows_one_waits_for_the_end_of_the_other(tmp_path: Pat
         assert two.waited_for & {("a", "b"), ("b", "a")}, "nobody was told whom it waited for"
         kinds = two.bench.kinds()
         assert "worker.gone" not in kinds[: kinds.index("worker.asks")], "both were there all the time"
-        # The later one may find enough: what the first one's end and a trim have left.
-        assert "worker.asks" in kinds and "worker.asked" in kinds
+        assert kinds.count("worker.asks") >= 2 and kinds.count("worker.asked") >= 2
 
 
 async def test_two_rows_that_fit_beside_no_other_model_are_both_answered(tmp_path: Path) -> None:
     """Each waited for the other's model to leave, which could not before its own row was served."""
     async with machine(tmp_path) as two:
         lack = min(two.lack_bytes(name) for name in ("a", "b"))
-        two.tighten(two.has("a") + two.has("b") + lack // 2)
+        await two.tighten(two.has("a") + two.has("b") + lack // 2)
         async with two.watched():
             answers = await asyncio.gather(*(two.ask(entry) for entry in two.models))
         assert [answer.status for answer in answers] == [200, 200], answers
         assert two.most_running == 1
-        # One leaves for the other's row, or what it gives back for it is enough.
-        assert {"worker.gone", "worker.trimmed"} & {*two.bench.kinds()}, "none made room for the other"
+        assert two.bench.kinds().count("worker.gone") >= 1, "none could leave for the other"
