@@ -11,7 +11,7 @@ _WEIGHTS: Final = (".safetensors", ".gguf")
 
 
 class Reading:
-    """Begins at once."""
+    """Begins at once, or when the reading before it is over."""
 
     def __init__(self, directory: Path, chat_template: str | None) -> None:
         """`chat_template` is the path of a file that takes the place of the folder's own."""
@@ -19,15 +19,15 @@ class Reading:
         self._files = _files(directory, chat_template)
         self._writing: Future[Writing] = Future()
         # Nothing waits for it at the end of the process.
-        threading.Thread(target=self._read, name="tokenizer", daemon=True).start()
+        threading.Thread(target=self._read, args=(self._writing,), name="tokenizer", daemon=True).start()
 
-    def _read(self) -> None:
+    def _read(self, reading: Future[Writing]) -> None:
         try:
             writing = read_writing(*self._of)
         except BaseException as error:
-            self._writing.set_exception(error)
+            reading.set_exception(error)
         else:
-            self._writing.set_result(writing)
+            reading.set_result(writing)
 
     def is_of(self, directory: Path, chat_template: str | None) -> bool:
         """Whether this is what reading it now would give, as far as that can be told already."""
@@ -37,6 +37,10 @@ class Reading:
             and not (self._writing.done() and self._writing.exception() is not None)
         )
 
+    def forget(self) -> None:
+        """It is not wanted: let go of the tokenizer, whoever still holds this."""
+        self._writing = Future()
+
     def result(self) -> Writing:
         """Wait for it. Raises LoadError."""
         return self._writing.result()
@@ -44,8 +48,10 @@ class Reading:
 
 def reading_of(directory: Path, chat_template: str | None, ahead: Reading | None) -> Reading:
     """`ahead` if it was begun for the same and still holds, or else a new one."""
-    if ahead is not None and ahead.is_of(directory, chat_template):
-        return ahead
+    if ahead is not None:
+        if ahead.is_of(directory, chat_template):
+            return ahead
+        ahead.forget()
     return Reading(directory, chat_template)
 
 

@@ -5,10 +5,11 @@ Needs no mlx, so it can be read on a thread of its own while the weights come.
 
 import contextlib
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mlx_lm import tokenizer_utils
 from mlx_lm.utils import load_config, load_tokenizer
@@ -19,6 +20,9 @@ from worker.model.failures import LoadError, explain
 from worker.text.detokenize import Detokenizers
 from worker.text.dialect import Dialect
 from worker.text.template import Template
+
+_READS: Final = threading.Lock()
+"""One at a time: meanwhile mlx-lm and transformers do some things otherwise, for all threads."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ def read_writing(directory: Path, chat_template: str | None) -> Writing:
     extra = _template_of(chat_template)
     try:
         end = load_config(directory).get("eos_token_id")
-        with vocabularies_made_once(), without_detokenizer():
+        with _READS, vocabularies_made_once(), without_detokenizer():
             tokenizer = load_tokenizer(directory, extra, eos_token_ids=end)
             vocabulary = tokenizer.get_vocab()
         return _writing(tokenizer, vocabulary)

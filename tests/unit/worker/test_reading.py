@@ -1,13 +1,18 @@
 """What a spare reads before it knows its model, and whether a load may use it."""
 
+import gc
+import json
 import os
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
+from mlx_lm import tokenizer_utils
+from transformers import PreTrainedTokenizerFast
 
 from shared.launch import Options
-from tests.fixtures.tiny import tiny_model
+from tests.fixtures.tiny import Tiny, tiny_model
 from worker.model.failures import LoadError
 from worker.model.loading import load
 from worker.model.reading import Reading, reading_of
@@ -61,3 +66,20 @@ def test_a_failure_is_not_kept(tmp_path: Path) -> None:
         nothing.result()
     shutil.copytree(tiny_model(), tmp_path / "model")
     assert reading_of(tmp_path / "model", None, nothing).result().tokenizer.encode("a")
+
+
+def test_two_at_a_time_leave_mlx_lm_and_transformers_as_they_were(folder: Path) -> None:
+    make = PreTrainedTokenizerFast.get_vocab
+    both = Reading(folder, None), Reading(tiny_model(Tiny(architecture="qwen3")), None)
+    for reading in both:
+        reading.result()
+    assert PreTrainedTokenizerFast.get_vocab is make and tokenizer_utils.json is json
+
+
+def test_what_is_not_wanted_is_let_go(folder: Path) -> None:
+    ahead = Reading(folder, None)
+    tokenizer = weakref.ref(ahead.result().tokenizer)
+    assert tokenizer() is not None
+    reading_of(tiny_model(), None, ahead).result()
+    gc.collect()
+    assert tokenizer() is None, "its wrong guess stays in memory for as long as the worker lives"
