@@ -202,11 +202,22 @@ def test_a_scraper_and_a_watcher_see_the_tokens(service: Service) -> None:
         found = re.search(rf'^mlx_supervisor_{name}{{model="tiny"}} (\S+)$', text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
+    def is_told(answer: httpx.Response) -> bool:
+        told = service.client.get("/stats", params={"request": answer.headers["x-request-id"]}).json()
+        return told.get("tokens_out") is not None
+
+    def is_at_rest() -> bool:
+        workers = service.client.get("/stats").json()["workers"]
+        return all(worker["admission"] and worker["admission"]["in_flight"] == 0 for worker in workers)
+
+    # A worker tells in order: with this one's tokens those of all earlier requests are there.
+    wait_until(is_at_rest, "a request before this test is still running")
+    last = service.chat("tiny", "Hello", max_tokens=1)
+    wait_until(lambda: is_told(last), "its tokens were not told")
     before = value("completion_tokens_total")
     usage = service.chat("tiny", "Hello", max_tokens=9, ignore_eos=True).json()["usage"]
     assert usage["completion_tokens"] == 9
-    # What a worker tells of earlier requests may have come after the look before this one.
-    wait_until(lambda: value("completion_tokens_total") >= before + 9, "the tokens were not counted")
+    wait_until(lambda: value("completion_tokens_total") == before + 9, "the tokens were not counted")
     assert value("prompt_tokens_total") >= usage["prompt_tokens"]
     assert value("time_to_first_token_seconds_count") >= 1
 
