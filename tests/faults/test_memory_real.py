@@ -38,12 +38,6 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": True}
 
 
-@pytest.fixture(autouse=True)
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLX would start g++ on first use."""
-    monkeypatch.setenv("MLX_DISABLE_COMPILE", "1")
-
-
 class Answered(msgspec.Struct, frozen=True):
     """How a request ended."""
 

@@ -26,12 +26,6 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": True}
 
 
-@pytest.fixture(autouse=True)
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLX would start g++ on first use."""
-    monkeypatch.setenv("MLX_DISABLE_COMPILE", "1")
-
-
 def tiny(name: str) -> ModelEntry:
     return ModelEntry(id=name, directory=tiny_model(), settings=ModelSettings(hold_s=0.0))
 
