@@ -26,7 +26,7 @@ from supervisor.relay import FORWARDED, Forwarded, Relay, Slots, forward
 from supervisor.responses.app import Asked, Responses
 from supervisor.responses.paths import RESPONDED, is_ours
 from supervisor.routes.health import health_of
-from supervisor.routes.parts import Residents
+from supervisor.routes.parts import ModelPool
 from supervisor.routes.refusals import method_not_allowed, not_found
 from supervisor.settings import Settings
 from supervisor.telemetry.tally import Tally
@@ -41,7 +41,7 @@ _KNOWN: Final = {path: path.decode() for path in (*FORWARDED, *RESPONDED)}
 _JSON: Final = (b"content-type", b"application/json")
 
 
-class Workers(Slots, Residents, Protocol):
+class Workers(Slots, ModelPool, Protocol):
     """The pool."""
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from shared.errors import PublicError, invalid
 from supervisor.http.connected import ClientGone
 from supervisor.http.exchange import Exchange
-from supervisor.routes.parts import Parts, Residents
+from supervisor.routes.parts import ModelPool, Parts
 from supervisor.workers.leases import LeaseNews, MachineLease
 
 _NDJSON: Final = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
@@ -58,7 +58,7 @@ class _LeaseAnswer(Response):
     """Lines of JSON: `waiting` at first and now and then, `leased`, and at last `ended` if it wasn't the
     client who ended it."""
 
-    def __init__(self, pool: Residents, asked: LeaseAsked) -> None:
+    def __init__(self, pool: ModelPool, asked: LeaseAsked) -> None:
         super().__init__()
         self._pool = pool
         self._asked = asked

@@ -23,7 +23,7 @@ from supervisor.workers.leases import MachineLease
 from supervisor.workers.view import EngineView
 
 
-class Residents(Protocol):
+class ModelPool(Protocol):
     """The pool, as far as routes know it."""
 
     def engine(self) -> EngineView: ...
@@ -45,7 +45,7 @@ class Parts:
 
     home: Home
     catalog: Catalog
-    pool: Residents
+    pool: ModelPool
     url: str
     started_at: float
     stop: Callable[[], None]

@@ -10,7 +10,7 @@ from supervisor.settings import Settings
 from supervisor.workers.view import WorkerView
 
 if TYPE_CHECKING:
-    from supervisor.routes.parts import Residents
+    from supervisor.routes.parts import ModelPool
 
 
 class ModelView(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class ModelDetails(ModelView, frozen=True, kw_only=True):
     worker: WorkerView | None
 
 
-def view_of(entry: ModelEntry, pool: "Residents | None") -> ModelView:
+def view_of(entry: ModelEntry, pool: "ModelPool | None") -> ModelView:
     """The model as it is now; no model is loaded without a pool."""
     said = None if pool is None else pool.capabilities_of(entry.id)
     return ModelView(
@@ -78,13 +78,13 @@ def view_of(entry: ModelEntry, pool: "Residents | None") -> ModelView:
     )
 
 
-def models_of(catalog: Catalog, pool: "Residents | None") -> ModelViews:
+def models_of(catalog: Catalog, pool: "ModelPool | None") -> ModelViews:
     """All of them."""
     return ModelViews(tuple(view_of(entry, pool) for entry in catalog.entries()), catalog.problems)
 
 
 def details_of(
-    entry: ModelEntry, settings: Settings, disk: DiskView | None, pool: "Residents | None"
+    entry: ModelEntry, settings: Settings, disk: DiskView | None, pool: "ModelPool | None"
 ) -> ModelDetails:
     """One of them."""
     workers = () if pool is None else pool.engine().workers
