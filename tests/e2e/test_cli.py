@@ -66,6 +66,8 @@ def refused(ran: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_start_says_in_one_line_where_it_serves(service: Service) -> None:
+    # It answers a moment before it says so.
+    wait_until(lambda: "\n" in service.output(), "nothing is said")
     lines = service.output().splitlines()
     assert len(lines) == 1
     assert service.url in lines[0]

@@ -133,6 +133,7 @@ def test_a_budget_that_a_model_does_not_fit_is_told_at_the_start(tmp_path: Path)
         assert response.status_code == 507
         assert response.json()["error"]["code"] == "does_not_fit"
         log = service.home / "logs" / "supervisor.log"
+        # The event comes after the sentence.
         wait_until(lambda: "warning model.too_large model=a" in log.read_text(), "not told")
         assert "memory.budget is 1.0 MiB, too little to load: a " in service.output()
 
