@@ -90,6 +90,7 @@ def unlink_quietly(path: Path) -> None:
 _SOL_LOCAL: Final = 0
 _LOCAL_PEERCRED: Final = 0x001
 _XUCRED_BYTES: Final = 76
+_LOCAL_PEERPID: Final = 0x002
 
 
 def peer_uid(connection: socket.socket, *, platform: str = sys.platform) -> int | None:
@@ -101,6 +102,17 @@ def peer_uid(connection: socket.socket, *, platform: str = sys.platform) -> int 
         credentials = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_BYTES)
         return int(struct.unpack_from("=II", credentials)[1])
     return None
+
+
+def peer_pid(connection: socket.socket, *, platform: str = sys.platform) -> int | None:
+    """The process that opened the connection, which another may have now; None where the OS does not tell."""
+    pid = 0
+    if platform == "linux":
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid = struct.unpack("3i", credentials)[0]
+    elif platform == "darwin":
+        (pid,) = struct.unpack("=i", connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID, 4))
+    return pid or None  # 0 is one that can't be seen from here, as from within a container
 
 
 def is_own_peer(

@@ -30,9 +30,10 @@ class FailureKind(StrEnum):
 
     MISSING = "missing"  # no such folder, or files in it are missing
     UNSUPPORTED = "unsupported"  # the architecture or a file format is not supported
+    UNUSABLE = "unusable"  # its files can't be read, or don't make a model together
     MEMORY = "memory"  # ran out of memory
     SOCKET = "socket"  # the socket could not be bound
-    OTHER = "other"
+    OTHER = "other"  # another try may end otherwise, as for nothing but memory and the socket
 
 
 class Memory(msgspec.Struct, frozen=True):

@@ -202,7 +202,7 @@ class Supervisor:
             parts=(front,),
         )
         servers = (
-            HttpServer(front, [listener], keep_alive_s=KEEP_ALIVE_S),
+            HttpServer(front, [listener], keep_alive_s=KEEP_ALIVE_S, on_refused=front.count_refused),
             HttpServer(asgi(routes.control), [control], keep_alive_s=KEEP_ALIVE_S),
         )
         watching = asyncio.ensure_future(self._keep_the_manager_content())

@@ -196,7 +196,8 @@ class App:
                 loading_model.result()
             await ending
             if self._died is not None and self._model is None:
-                raise LoadError(FailureKind.OTHER, str(self._died))
+                died = self._died
+                raise died if isinstance(died, LoadError) else LoadError(FailureKind.OTHER, str(died))
         except LoadError as error:
             return self._fail(error.kind, str(error))
         finally:
@@ -324,16 +325,17 @@ class App:
             try:
                 await mounts.mount(name, path)
             except PublicError as error:
-                raise LoadError(FailureKind.OTHER, f"adapter {name!r}: {error.message}") from error
+                # Nobody else changes what is mounted now: the folder is what is wrong.
+                raise LoadError(FailureKind.UNUSABLE, f"adapter {name!r}: {error.message}") from error
         self._engine.select = adapters.select
         if self._ranks is not None:
             mounts.refusal = no_shards("Mounting an adapter")
         return mounts
 
-    def _lose(self, message: str) -> None:
+    def _lose(self, loss: LoadError) -> None:
         """A rank is gone. At our own end they all go."""
         if self._died is None and not self._ending.is_set():
-            self.on_death(RuntimeError(message))
+            self.on_death(loss)
 
     def _note_progress(self, progress: Progress) -> None:
         """From the engine's thread: only the last one matters."""

@@ -23,7 +23,7 @@ from supervisor.catalog.footprint import (
 )
 from supervisor.catalog.machine import Machine
 
-__all__ = ["Fit", "Report", "Speed", "fits", "fits_size", "predict_speed", "report"]
+__all__ = ["ContextError", "Fit", "Report", "Speed", "fits", "fits_size", "predict_speed", "report"]
 
 # Fitted to mlx-lm's BENCHMARKS.md (M4 Max, 546 GB/s): Qwen3-4B in 4, 5, 6, 8 and 16 bits and Qwen3-30B-A3B in
 # 4, 5, 6 and 8 within 5 %. One decode step reads the active weights and the row's cache at this share of the
@@ -31,6 +31,10 @@ __all__ = ["Fit", "Report", "Speed", "fits", "fits_size", "predict_speed", "repo
 _SHARE_OF_BANDWIDTH: Final = 0.91
 _SECONDS_A_LAYER: Final = 63e-6
 _SECONDS_A_LAYER_OF_EXPERTS: Final = 43e-6
+
+
+class ContextError(Exception):
+    """Raised when more tokens are asked for than the model takes. The message is a sentence for people."""
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -135,11 +139,11 @@ def fits(
 ) -> Fit:
     """Whether `rows` rows of `context` tokens (by default all that the model allows) fit into the budget.
 
-    The budget is by default the machine's. Reads the folder's headers; raises SizeError.
+    The budget is by default the machine's. Reads the folder's headers; raises SizeError and ContextError.
     """
     size = read_size(entry.directory)
     limit = _limit(entry, size)
-    demand = _demand(entry, min(context or limit, limit), rows)
+    demand = _demand(entry, _within(entry, context, limit), rows)
     return fits_size(size, machine, budget_bytes or machine.budget_bytes, demand, limit)
 
 
@@ -157,7 +161,7 @@ def report(
 
     `cost` is what the supervisor counts the model for.
 
-    Never raises for what is wrong with the model: the report says it.
+    Never raises for what is wrong with the model: the report says it. Raises ContextError.
     """
     if entry.problem is not None:
         return Report(entry.id, entry.architecture, entry.context, problem=entry.problem)
@@ -166,7 +170,7 @@ def report(
     except SizeError as error:
         return Report(entry.id, entry.architecture, entry.context, problem=str(error))
     limit = _limit(entry, size)
-    demand = _demand(entry, min(context or limit, limit), rows)
+    demand = _demand(entry, _within(entry, context, limit), rows)
     budget_bytes = budget_bytes or machine.budget_bytes
     return Report(
         model=entry.id,
@@ -183,6 +187,21 @@ def report(
 
 def _demand(entry: ModelEntry, context: int, rows: int) -> Demand:
     return msgspec.structs.replace(demand_beside(entry), context=context, rows=rows)
+
+
+def _within(entry: ModelEntry, context: int | None, limit: int) -> int:
+    """The tokens that are asked for, by default all that the model allows. Raises ContextError."""
+    if context is None or context <= limit:
+        return context or limit
+    why = ""
+    if entry.settings.context == limit:
+        why = ", as its settings have it (context)"
+    elif entry.context is None:
+        why = ", because it names no length of its own; set its context for more"
+    raise ContextError(
+        f"{entry.id} takes at most {limit} tokens, prompt and answer together{why}; "
+        f"{context} are more than that."
+    )
 
 
 def _limit(entry: ModelEntry, size: ModelSize) -> int:

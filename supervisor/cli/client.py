@@ -94,7 +94,7 @@ class Client:
                 held = connection.sock
                 response = send(connection, "POST", target, body)
                 if response.status >= 400:
-                    raise RefusedError(reason(response.status, response.read()))
+                    raise refusal(response.status, response.read())
             except (FileNotFoundError, ConnectionRefusedError):
                 raise self._nobody_listens() from None
             except (OSError, http.client.HTTPException) as error:
@@ -115,7 +115,7 @@ class Client:
             response = send(connection, method, target, body)
             content = response.read()
             if response.status >= 400:
-                raise RefusedError(reason(response.status, content))
+                raise refusal(response.status, content)
             return None if method == "POST" and not content else json.loads(content)
         except TimeoutError:
             raise RefusedError(
@@ -161,6 +161,15 @@ def send(
     headers = {"Content-Type": "application/json"} if content is not None else {}
     connection.request(method, target, content, headers)
     return connection.getresponse()
+
+
+def refusal(status: int, content: bytes) -> RefusedError:
+    """What an answer that is an error says."""
+    try:
+        param = json.loads(content)["error"]["param"]
+    except (ValueError, TypeError, KeyError):
+        param = None
+    return RefusedError(reason(status, content), param=param)
 
 
 def reason(status: int, content: bytes) -> str:

@@ -81,6 +81,14 @@ def _report(model: str, ctx: int | None, rows: int, machines: bool, home: Path |
     except NotRunningError as error:
         missing = error
         return _looked_at(lambda machine: _of_home(model, home, machine, missing), ctx, rows, machines)
+    except RefusedError as error:
+        if error.param == "ctx":
+            raise _wrong_ctx(str(error)) from None
+        raise
+
+
+def _wrong_ctx(reason: str) -> typer.BadParameter:
+    return typer.BadParameter(reason, param_hint="'--ctx'")
 
 
 def _looked_at(
@@ -89,13 +97,16 @@ def _looked_at(
     """The report by this process itself."""
     import msgspec
 
-    from supervisor.catalog.fit import report
+    from supervisor.catalog.fit import ContextError, report
     from supervisor.catalog.machine import detect, lineup
 
     machine = detect()
     entry, costs = find(machine)
     others = lineup() if machines else None
-    found = report(entry, machine, context=ctx, rows=rows, cost=costs.cost(entry), machines=others)
+    try:
+        found = report(entry, machine, context=ctx, rows=rows, cost=costs.cost(entry), machines=others)
+    except ContextError as error:
+        raise _wrong_ctx(str(error)) from None
     return msgspec.to_builtins(found)
 
 

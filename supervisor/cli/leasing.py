@@ -1,5 +1,6 @@
 """Other work on the machine: run."""
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -14,13 +15,15 @@ from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
-from supervisor.cli.client import Client, Held
+from supervisor.cli.client import ANSWER_S, Client, Held
 from supervisor.cli.errors import RefusedError
 from supervisor.cli.options import HomeOption, supervisor_of
 from supervisor.cli.terminal import clean
 
 VARIABLE: Final = "MLX_SUPERVISOR_LEASE"
-"""Tells a command, and what it runs, who has the machine for it: the lease's `holder`."""
+"""Gives a command, and what it runs, the token of the lease that has the machine for it."""
+_TOLD_S: Final = 2.0
+"""How long the supervisor may take to hear which process the command is."""
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
@@ -61,11 +64,10 @@ def run(
     supervisor = supervisor_of(home)
     if _is_ours(supervisor, unload=unload):
         _become(program, command)
-    holder = f"{Path(program).name} (pid {os.getpid()})"
-    body = {"holder": holder, "unload": unload, "timeout_s": timeout}
+    body = {"holder": Path(program).name, "unload": unload, "timeout_s": timeout}
     with supervisor.hold("/api/lease", body) as lease:
-        _wait(lease.lines)
-        raise typer.Exit(_run(program, command, {**os.environ, VARIABLE: holder}, lease))
+        token = _wait(lease.lines)
+        raise typer.Exit(_run(program, command, token, supervisor, lease))
 
 
 def _is_ours(supervisor: Client, *, unload: bool) -> bool:
@@ -73,18 +75,21 @@ def _is_ours(supervisor: Client, *, unload: bool) -> bool:
 
     Raises RefusedError when it has it with the models, and they shall be unloaded.
     """
-    holder = os.environ.get(VARIABLE)
-    if holder is None:
+    token = os.environ.get(VARIABLE)
+    if token is None:
         return False
-    for lease in supervisor.get("/api/engine")["leases"]:
-        if lease["granted"] and lease["holder"] == holder:
-            if unload and not lease["unload"]:
-                raise RefusedError(
-                    f"{clean(holder)} has the machine, with the models loaded, and this runs in it: "
-                    "give --unload to that run"
-                )
-            return True
-    return False
+    try:
+        lease = supervisor.post("/api/lease/own", {"token": token}, timeout_s=ANSWER_S)
+    except RefusedError as error:
+        if error.param == "token":
+            return False  # of a lease that is over, or of another supervisor's
+        raise
+    if unload and not lease["unload"]:
+        raise RefusedError(
+            f"{lease['holder']} has the machine, with the models loaded, and this runs in it: "
+            "give --unload to that run"
+        )
+    return True
 
 
 def _become(program: str, command: list[str]) -> NoReturn:
@@ -101,13 +106,13 @@ def _not_started(command: list[str], error: OSError) -> int:
     return _NOT_EXECUTABLE
 
 
-def _wait(news: Iterator[Any]) -> None:
-    """Until the machine is ours. Raises RefusedError when it won't be."""
+def _wait(news: Iterator[Any]) -> str:
+    """Until the machine is ours; the lease's token. Raises RefusedError when it won't be."""
     told = ""
     for line in news:
         match line["state"]:
             case "leased":
-                return
+                return str(line["token"])
             case "waiting":
                 if line["reason"] != told:
                     told = line["reason"]
@@ -117,7 +122,7 @@ def _wait(news: Iterator[Any]) -> None:
     raise RefusedError("the supervisor ended before the machine was free")
 
 
-def _run(program: str, command: list[str], environ: Mapping[str, str], lease: Held) -> int:
+def _run(program: str, command: list[str], token: str, supervisor: Client, lease: Held) -> int:
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -131,14 +136,23 @@ def _run(program: str, command: list[str], environ: Mapping[str, str], lease: He
         """Ctrl-C reaches the command by itself; its end is ours."""
 
     over = threading.Event()
-    watching = threading.Thread(target=_watch, args=(lease.lines, over), daemon=True)
+
+    def watch(command_pid: int) -> None:
+        # If it does not come to know it, this is no worse a lease.
+        with contextlib.suppress(RefusedError):
+            told = {"token": token, "command_pid": command_pid}
+            supervisor.post("/api/lease/own", told, timeout_s=_TOLD_S)
+        _watch(lease.lines, over)
+
+    watching: threading.Thread | None = None
     # Handlers, not SIG_IGN: the command would inherit that.
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, leave_to_command)
     try:
-        process = _started(program, command, environ, lease)
+        process = _started(program, command, {**os.environ, VARIABLE: token}, lease)
         for number in early:
             process.send_signal(number)
+        watching = threading.Thread(target=watch, args=(process.pid,), daemon=True)
         watching.start()
         code = process.wait()
     except OSError as error:
@@ -147,7 +161,7 @@ def _run(program: str, command: list[str], environ: Mapping[str, str], lease: He
         over.set()
         lease.end()
         # What it reads is closed next.
-        if watching.ident is not None:
+        if watching is not None:
             watching.join()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -55,9 +55,7 @@ def ps(home: HomeOption = None, json: JsonOption = False) -> None:
     pressure = "" if memory["pressure"] == "normal" else f"; memory pressure: {memory['pressure']}"
     say(f"{format_size(booked)} of {format_size(budget)} are taken{pressure}")
     for lease in engine["leases"]:
-        verb = "has the machine" if lease["granted"] else "waits for the machine"
-        models = ", without models" if lease["unload"] else ""
-        say(f"{lease['holder']} {verb}{models}, since {format_duration(lease['since_s'])}")
+        say(leased(lease))
     for waiting in engine["waiting"]:
         say(_told(waiting))
     for worker in workers:
@@ -103,6 +101,13 @@ def _row(worker: dict[str, Any]) -> tuple[str, ...]:
         "-" if worker["idle_s"] is None else format_duration(worker["idle_s"]),
         str(worker["restarts"]),
     )
+
+
+def leased(lease: dict[str, Any]) -> str:
+    """Who has the machine, or waits for it."""
+    verb = "has the machine" if lease["granted"] else "waits for the machine"
+    models = ", without models" if lease["unload"] else ""
+    return f"{lease['holder']} {verb}{models}, since {format_duration(lease['since_s'])}"
 
 
 def asking(worker: dict[str, Any]) -> str:

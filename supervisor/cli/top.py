@@ -1,5 +1,6 @@
 """A live view of the terminal: models, memory, requests, what waits."""
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ import typer
 
 from shared.sizes import format_duration, format_size
 from supervisor.cli.errors import NotRunningError
-from supervisor.cli.models import asking
+from supervisor.cli.models import asking, leased
 from supervisor.cli.options import HomeOption, supervisor_of
 from supervisor.cli.terminal import clean
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _REQUESTS: Final = 15
 """Requests that are listed; the others are counted."""
 _BAR: Final = 30
+_WIDE: Final = 1000
+"""Columns where nobody says how many there are: enough that nothing is cut."""
 
 
 @dataclass
@@ -45,9 +48,11 @@ def top(
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.2, max=3600, help="Between two looks.")
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look twice, print, and end: for a pipe.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look twice, print, and end.")] = False,
 ) -> None:
     """Watch the models, their memory, and the requests under way. Ctrl-C ends it.
+
+    Without a terminal, as in a pipe, it prints what there is once, as with --once.
 
     \b
     Example:
@@ -63,13 +68,16 @@ def top(
         return _page(client.get("/api/status"), client.get("/api/engine"), client.get("/stats"), rates)
 
     console = Console()
+    watched = console.is_terminal and not console.is_dumb_terminal
+    if not watched and "COLUMNS" not in os.environ:
+        console.width = _WIDE  # names stay whole, for whatever reads them
     page = look()
-    if once:
+    if once or not watched:
         time.sleep(interval)
         console.print(look())
         return
     try:
-        with Live(page, console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        with Live(page, console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(interval)
                 live.update(look(), refresh=True)
@@ -90,13 +98,13 @@ def _page(
         f"{status['url']}  ·  up {up}  ·  {stats['server']['requests']} requests answered",
         *_memory(engine),
         "",
-        _models(engine, stats, rates),
+        _models(engine, stats, rates) if engine["workers"] else "no model is loaded",
     ]
     for line in engine["waiting"]:
         since = format_duration(line["oldest_s"])
         parts.append(clean(f"{line['count']} wait for {line['id']} since {since}: {line['reason']}"))
     parts += [clean(asking(worker)) for worker in engine["workers"] if worker.get("asks")]
-    parts += [clean(f"lease: {lease.get('holder')}") for lease in engine.get("leases") or ()]
+    parts += [clean(leased(lease)) for lease in engine["leases"]]
     if stats["running"]:
         parts += ["", _requests(stats["running"])]
     if len(stats["running"]) > _REQUESTS:

@@ -108,6 +108,10 @@ class Front:
         if came.mark is not None and not came.mark.goes_on:
             self._timelines.end(came.mark, status)
 
+    def count_refused(self, path: bytes, status: int) -> None:
+        """The HTTP server itself answered a request; see `HttpServer`."""
+        self._tally.answered(_KNOWN.get(path, "other"), "", status)
+
     def _serve(self, came: Incoming) -> Work | None:
         exchange, fields = came.exchange, came.fields
         path, method = exchange.raw_path, exchange.method

@@ -6,6 +6,7 @@ import logging
 import math
 import select
 from collections import deque
+from collections.abc import Callable
 from typing import Final, cast
 
 from shared.errors import PublicError
@@ -32,8 +33,15 @@ _PROBES_S: Final = (0.005, 0.05, 1.0)
 class Registry:
     """What the connections of one server share."""
 
-    def __init__(self, handler: Handler, keep_alive_s: float, limits: Limits) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        keep_alive_s: float,
+        limits: Limits,
+        on_refused: Callable[[bytes, int], None],
+    ) -> None:
         self.handler = handler
+        self.on_refused = on_refused
         self.keep_alive_s = keep_alive_s
         self.limits = limits
         self.connections: set[HttpConnection] = set()
@@ -68,6 +76,8 @@ class HttpConnection(asyncio.Protocol):
         self._refusal: PublicError | None = None
         self._refused_name = b""
         """The `x-request-id` of the refusal."""
+        self._refused_path: bytes | None = None
+        """Of a refused request that the application never saw; empty when its head did not come."""
         self._closing = False
         self._deaf = False
         """What comes is dropped."""
@@ -277,10 +287,12 @@ class HttpConnection(asyncio.Protocol):
         self._deaf = True
         self._deadline = math.inf
         offered: bytes | None = None
+        self._refused_path = b""
         if self._exchanges and not self._exchanges[-1].body_complete:
             broken = self._exchanges.pop()
             offered = broken.fields.get(HEADER)
-            broken.lose()
+            self._refused_path = None if broken.begun else broken.raw_path
+            broken.lose(error.status)
             if broken.started:
                 self.abort()
                 return
@@ -291,6 +303,8 @@ class HttpConnection(asyncio.Protocol):
             self._say_refusal(error)
 
     def _say_refusal(self, error: PublicError) -> None:
+        if self._refused_path is not None:
+            self._registry.on_refused(self._refused_path, error.status)
         body = error.body()
         headers = [*error.headers(), (HEADER, self._refused_name)]
         lines = [b"%b: %b\r\n" % header for header in headers]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, Literal, Protocol
 
 from shared.headers import Headers
+from shared.sockets import peer_pid
 from supervisor.http.connected import ClientGone, WhileConnected
 from supervisor.http.reader import Head
 from supervisor.http.upgraded import Upgraded
@@ -117,7 +118,8 @@ class Exchange:
         self.body_complete = False
         self.buffered_bytes = 0
         self.started = False
-        self.status = 0  # of the answer, once it has begun
+        self.status = 0
+        """Of the answer, once it has begun; 0 when the client left before."""
         self.complete = False
         self.gone = False
         """The client disconnected, or the connection was given up: whatever is sent goes nowhere."""
@@ -144,6 +146,13 @@ class Exchange:
         """What `raw_path` spells."""
         path = self.raw_path.decode("latin-1")
         return urllib.parse.unquote(path) if "%" in path else path
+
+    @property
+    def peer_pid(self) -> int | None:
+        """The process that opened the connection, where the system tells: on a Unix socket."""
+        if self.client is not None or self.gone:
+            return None
+        return peer_pid(self._wire.transport.get_extra_info("socket"))
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -362,10 +371,11 @@ class Exchange:
         if self._waiter is not None:
             self._wake()
 
-    def lose(self) -> None:
-        """The client is gone."""
+    def lose(self, status: int = 0) -> None:
+        """The client is gone, or the connection answers it with `status`, behind the application's back."""
         if not self.gone:
             self.gone = True
+            self.status = self.status or status
             self._body.clear()
             self._wake()
             if self._on_gone is not None and not self.complete:

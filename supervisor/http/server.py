@@ -7,6 +7,7 @@ request that offers an upgrade, and its imports would be a third of the supervis
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 from supervisor.http.connection import HttpConnection, Registry
 from supervisor.http.exchange import Handler
@@ -19,7 +20,8 @@ _FAREWELL_S = 1.0
 class HttpServer:
     """Has `handler` answer what comes on `sockets`, which it owns from here on.
 
-    `keep_alive_s` is how long an idle connection is kept; `limits` has more.
+    `keep_alive_s` is how long an idle connection is kept; `limits` has more. `on_refused` hears path and
+    status of a request that is answered without the handler, the path empty when no whole head came.
     """
 
     def __init__(
@@ -29,9 +31,10 @@ class HttpServer:
         *,
         keep_alive_s: float,
         limits: Limits | None = None,
+        on_refused: Callable[[bytes, int], None] = lambda path, status: None,
     ) -> None:
         self._sockets = sockets
-        self._registry = Registry(handler, keep_alive_s, limits or Limits())
+        self._registry = Registry(handler, keep_alive_s, limits or Limits(), on_refused)
         self._servers: list[asyncio.Server] = []
 
     async def start(self) -> None:

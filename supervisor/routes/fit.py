@@ -7,7 +7,7 @@ from typing import Final
 from fastapi import APIRouter, Request
 
 from shared.errors import invalid
-from supervisor.catalog.fit import Report, report
+from supervisor.catalog.fit import ContextError, Report, report
 from supervisor.catalog.machine import detect, lineup
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import READ, Json
@@ -45,8 +45,11 @@ def fit(parts: Parts) -> APIRouter:
                 machines=lineup() if machines else None,
             )
 
-        # It reads the model's headers.
-        return Json(await asyncio.to_thread(reckon))
+        try:
+            # It reads the model's headers.
+            return Json(await asyncio.to_thread(reckon))
+        except ContextError as error:
+            raise invalid(str(error), param="ctx") from None
 
     return router
 

@@ -1,7 +1,7 @@
 """`POST /api/lease`: the whole machine for oneself. The open answer is the lease."""
 
 import asyncio
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -10,11 +10,15 @@ from shared.errors import PublicError, invalid
 from supervisor.http.connected import ClientGone
 from supervisor.http.exchange import Exchange
 from supervisor.routes.parts import ModelPool, Parts
+from supervisor.routes.replies import Json
 from supervisor.workers.leases import LeaseNews, MachineLease
 
 _NDJSON: Final = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
 _AGAIN_S: Final = 1.0
 _LONGEST_NAME: Final = 200
+_ENDED: Final = "the command that it was for has ended, and who ran it"
+
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class LeaseAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,30 +32,57 @@ class LeaseAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long to wait for it; None waits as long as it takes."""
 
 
+class OwnAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /api/lease/own`."""
+
+    token: str
+    """That was told with `leased`."""
+    command_pid: int | None = None
+    """The process that it is for from now on, and that has the connection too."""
+
+
 def leasing(parts: Parts) -> APIRouter:
-    """The route."""
+    """The routes."""
     router = APIRouter(prefix="/api", redirect_slashes=False)
 
     @router.post("/lease")
     async def lease(request: Request) -> Response:
         return _LeaseAnswer(parts.pool, _read(await request.body()))
 
+    @router.post("/lease/own")
+    async def own(request: Request) -> Json:
+        asked = _decoded(await request.body(), OwnAsked)
+        pid = asked.command_pid
+        if pid is not None and request.client is not None:
+            raise invalid("'command_pid' can be told on the control socket only.", param="command_pid")
+        if pid is not None and not 0 < pid < 2**31:
+            raise invalid("'command_pid' must be the id of a process.", param="command_pid")
+        found = parts.pool.own_lease(asked.token, pid)
+        if found is None:
+            message = "No lease that has the machine has this token."
+            raise PublicError(404, "lease_not_found", message, param="token")
+        return Json(found)
+
     return router
 
 
 def _read(body: bytes) -> LeaseAsked:
-    try:
-        asked = msgspec.json.decode(body or b"{}", type=LeaseAsked)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$.")
-        raise invalid(f"{reason}.", param=path.removesuffix("`") or None) from None
-    except msgspec.DecodeError as error:
-        raise PublicError(400, "invalid_json", f"The body is not valid JSON: {error}.") from None
+    asked = _decoded(body, LeaseAsked)
     if not 0 < len(asked.holder) <= _LONGEST_NAME:
         raise invalid(f"'holder' must have 1 to {_LONGEST_NAME} characters.", param="holder")
     if asked.timeout_s is not None and not 0 <= asked.timeout_s <= 1e9:
         raise invalid("'timeout_s' must be a number of seconds, 0 or more.", param="timeout_s")
     return asked
+
+
+def _decoded(body: bytes, shape: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(body or b"{}", type=shape)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$.")
+        raise invalid(f"{reason}.", param=path.removesuffix("`") or None) from None
+    except msgspec.DecodeError as error:
+        raise PublicError(400, "invalid_json", f"The body is not valid JSON: {error}.") from None
 
 
 class _LeaseAnswer(Response):
@@ -68,7 +99,8 @@ class _LeaseAnswer(Response):
             # The client's leaving ends the block, and with it the lease.
             exchange = Exchange.of(scope)
             with exchange.while_connected():
-                async with self._pool.lease(self._asked.holder, unload=self._asked.unload) as lease:
+                asked, pid = self._asked, exchange.peer_pid
+                async with self._pool.lease(asked.holder, unload=asked.unload, pid=pid) as lease:
                     await send({"type": "http.response.start", "status": 200, "headers": _NDJSON})
                     ended = await self._hold(lease, exchange, send)
                 if not exchange.unread:
@@ -107,7 +139,10 @@ class _LeaseAnswer(Response):
         waited = waited_ms()
         while not lease.given_back.done():
             # Said again and again: one who has closed his end alone is only found out by being written to.
-            await say(LeaseNews("leased", waited))
+            await say(LeaseNews("leased", waited, token=lease.token))
+            if lease.is_left:
+                # What the command left behind has the connection too, and may keep it for ever.
+                return LeaseNews("ended", waited, reason=_ENDED)
             await asyncio.wait({lease.given_back}, timeout=_AGAIN_S)
         return LeaseNews("ended", waited, reason="the supervisor is stopping")
 

@@ -19,7 +19,7 @@ from supervisor.settings import Settings
 from supervisor.telemetry.events import Events
 from supervisor.telemetry.tally import Tally
 from supervisor.telemetry.timelines import Timelines
-from supervisor.workers.leases import MachineLease
+from supervisor.workers.leases import LeaseView, MachineLease
 from supervisor.workers.view import EngineView
 
 
@@ -33,7 +33,10 @@ class ModelPool(Protocol):
     async def ask_workers(self) -> Mapping[str, tuple[Health | None, CacheStats | None]]: ...
     async def load(self, entry: ModelEntry) -> None: ...
     async def unload(self, model_id: str) -> None: ...
-    def lease(self, holder: str, *, unload: bool) -> AbstractAsyncContextManager[MachineLease]: ...
+    def lease(
+        self, holder: str, *, unload: bool, pid: int | None = None
+    ) -> AbstractAsyncContextManager[MachineLease]: ...
+    def own_lease(self, token: str, command_pid: int | None = None) -> LeaseView | None: ...
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,7 @@ _SENTENCES: Final[dict[str, tuple[str, ...]]] = {
     "preload.no_room": ("{model}: not loaded at the start: it needs {needs_bytes} beside the others",),
     "memory.pressure": ("memory pressure: {pressure}",),
     "lease.granted": ("the machine is leased to {holder}",),
+    "lease.held": ("the machine is held by {holder}",),
     "lease.ended": ("the machine is given back by {holder} after {held_s}",),
     "download.planned": ("{repo}: downloading {total_bytes}, {there_bytes} of it are there",),
     "download.finished": ("{repo}: downloaded, {total_bytes}",),

@@ -1,6 +1,6 @@
 """The processes that a worker started, found so that none of them outlives it.
 
-All of this reads the system's whole process table (milliseconds), so it is called in a thread.
+Most of this reads the system's whole process table (milliseconds), so it is called in a thread.
 """
 
 import contextlib
@@ -52,14 +52,15 @@ def end(family: Iterable[psutil.Process], *, leave_s: float = LEAVE_S) -> int:
 def wait(family: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
     """Those that still run after `timeout_s`. They are no children of ours, so nobody tells us."""
     deadline = time.monotonic() + timeout_s
-    while alive := [process for process in family if _runs(process)]:
+    while alive := [process for process in family if runs(process)]:
         if time.monotonic() >= deadline:
             break
         time.sleep(_POLL_S)
     return alive
 
 
-def _runs(process: psutil.Process) -> bool:
+def runs(process: psutil.Process) -> bool:
+    """Whether it has not ended. Reads of this process alone, so it takes a moment only."""
     # A zombie holds nothing any more; it only waits for its new parent, which may be slow to look. But one
     # whose first thread alone is gone is called so too, and then the others still hold its sockets.
     with contextlib.suppress(psutil.Error):

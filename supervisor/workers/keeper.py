@@ -68,6 +68,8 @@ _YIELDS: Final[frozenset[StopReason]] = frozenset({"evicted", "idle", "pressure"
 """Why a worker is stopped that somebody may keep by leasing it."""
 LOAD_SILENCE: Final = 6.0
 """Imports block a process for long, so a load may be silent for this many times `watch.silence`."""
+_LASTING: Final = frozenset({FailureKind.MISSING, FailureKind.UNSUPPORTED, FailureKind.UNUSABLE})
+"""Of loads that end the same way every time."""
 _PROBE_S: Final = 2.0
 _RETRY_PROBE_S: Final = 0.1
 
@@ -459,6 +461,6 @@ def _hopeless(process: WorkerProcess, ended: Exit) -> str | None:
         theirs = f"version {process.mismatch}" if process.mismatch else "of another version"
         return f"its worker is {theirs} and this supervisor {__version__}; restart the supervisor"
     failure = process.load_failure
-    if failure is not None and failure.kind in (FailureKind.MISSING, FailureKind.UNSUPPORTED):
+    if failure is not None and failure.kind in _LASTING:
         return failure.message
     return None

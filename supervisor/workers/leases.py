@@ -1,12 +1,15 @@
 """Leases of the whole machine: who wants it, who holds it, and the exclusive use of each worker meanwhile."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
+import psutil
 
 from supervisor.telemetry.events import Events
+from supervisor.workers.family import runs
 from supervisor.workers.keeper import Life
 from supervisor.workers.upstream import UpstreamError
 from supervisor.workers.watch import drop, first
@@ -18,12 +21,16 @@ class LeaseView(msgspec.Struct, frozen=True):
     """Somebody who wants the machine for himself, or has it."""
 
     holder: str
-    """In words that he chose: a command, a program's name."""
+    """In words that he chose, a command or a program's name, and the process, where that is known."""
     unload: bool
     """Whether the models are unloaded for it."""
     granted: bool
     since_s: float
     """How long he has had it, or has waited for it."""
+    pid: int | None = None
+    """The process that holds it: the command of a `run` once it has begun, else the one that asked for it.
+    None where the system does not tell, as over TCP, and when that process has ended: then one that it
+    started has the connection still."""
 
 
 class LeaseNews(msgspec.Struct, frozen=True):
@@ -34,16 +41,23 @@ class LeaseNews(msgspec.Struct, frozen=True):
     """How long it was waited for."""
     reason: str | None = None
     """What is waited for, or why it ended."""
+    token: str | None = None
+    """With `leased`: proves to `POST /api/lease/own` that one acts for who has it."""
 
 
 class MachineLease:
     """One who wants the machine. `granted` is done when he has it."""
 
-    def __init__(self, number: int, holder: str, *, unload: bool) -> None:
+    def __init__(self, number: int, holder: str, *, unload: bool, pid: int | None = None) -> None:
+        """`pid` is the process that asks for it."""
         loop = asyncio.get_running_loop()
         self.number = number
-        self.holder = holder
         self.unload = unload
+        self.token = os.urandom(24).hex()
+        """Nobody can guess it, and no other lease ever had it."""
+        self._words = holder
+        self._asker = _process(pid)
+        self._command: psutil.Process | None = None
         self.since_s = loop.time()
         self.granted: asyncio.Future[None] = loop.create_future()
         self.given_back: asyncio.Future[None] = loop.create_future()
@@ -59,8 +73,42 @@ class MachineLease:
         if not self.given_back.done():
             self.given_back.set_result(None)
 
+    def begin(self, command_pid: int) -> None:
+        """Whoever asked for it runs this command now, which has the connection as well."""
+        self._command = _process(command_pid)
+
+    @property
+    def pid(self) -> int | None:
+        """See `LeaseView`."""
+        process = self._command or self._asker
+        return process.pid if process is not None and runs(process) else None
+
+    @property
+    def holder(self) -> str:
+        """Who it is, in words."""
+        process = self._command or self._asker
+        if process is None:
+            return self._words
+        ended = "" if runs(process) else ", which has ended, but not what it started"
+        return f"{self._words} (pid {process.pid}{ended})"
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the command that it was for has ended, and who ran that: what else has the connection was
+        started by the command, and left behind."""
+        known = self._command is not None and self._asker is not None
+        return known and not any(runs(process) for process in (self._command, self._asker) if process)
+
     def view(self, now: float) -> LeaseView:
-        return LeaseView(self.holder, self.unload, self.granted.done(), round(now - self.since_s, 3))
+        granted = self.granted.done()
+        return LeaseView(self.holder, self.unload, granted, round(now - self.since_s, 3), self.pid)
+
+
+def _process(pid: int | None) -> psutil.Process | None:
+    try:
+        return None if pid is None else psutil.Process(pid)
+    except (psutil.Error, ValueError, OverflowError):
+        return None  # it has ended already, or there never was one
 
 
 class WorkerLeases:

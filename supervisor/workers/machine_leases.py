@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hmac
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
@@ -41,20 +42,20 @@ class MachineLeases:
         return len(self._leases)
 
     @contextlib.asynccontextmanager
-    async def hold(self, holder: str, *, unload: bool) -> AsyncIterator[MachineLease]:
+    async def hold(self, holder: str, *, unload: bool, pid: int | None = None) -> AsyncIterator[MachineLease]:
         """Want the machine; see `Pool.lease`."""
         loop = asyncio.get_running_loop()
-        lease = MachineLease(next(self._numbers), holder, unload=unload)
+        lease = MachineLease(next(self._numbers), holder, unload=unload, pid=pid)
         self._leases[lease.number] = lease
         loaded = [keeper.id for keeper in self._keepers.values() if keeper.state not in ("gone", "failed")]
-        self._events.emit("lease.asked", holder=holder, unload=unload)
+        self._events.emit("lease.asked", holder=lease.holder, unload=unload)
         try:
             self._act(self._policy.lease_asked(lease.number, loop.time(), unload=unload))
             yield lease
         finally:
             del self._leases[lease.number]
             held_s = round(loop.time() - lease.since_s, 3) if lease.granted.done() else None
-            self._events.emit("lease.ended", holder=holder, held_s=held_s)
+            self._events.emit("lease.ended", holder=lease.holder, held_s=held_s)
             self._act(self._policy.lease_ended(lease.number, loop.time()))
             self._bring_back(loaded if unload else [])
 
@@ -63,6 +64,17 @@ class MachineLeases:
         lease = self._leases[number]
         lease.grant()
         self._events.emit("lease.granted", holder=lease.holder, unload=lease.unload)
+
+    def own(self, token: str, command_pid: int | None) -> LeaseView | None:
+        """See `Pool.own_lease`."""
+        offered = token.encode()
+        for lease in self._leases.values():
+            if lease.granted.done() and hmac.compare_digest(lease.token.encode(), offered):
+                if command_pid is not None:
+                    lease.begin(command_pid)
+                    self._events.emit("lease.held", holder=lease.holder)
+                return lease.view(asyncio.get_running_loop().time())
+        return None
 
     def take_worker(self, model_id: str) -> None:
         """Ask the model's worker for exclusive use."""

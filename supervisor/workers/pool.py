@@ -41,7 +41,7 @@ from supervisor.workers.books import Books, CostSource
 from supervisor.workers.keeper import Keeper
 from supervisor.workers.keepers import Keepers
 from supervisor.workers.launcher import Launcher
-from supervisor.workers.leases import MachineLease
+from supervisor.workers.leases import LeaseView, MachineLease
 from supervisor.workers.ledger import Ledger, sweep
 from supervisor.workers.machine_leases import MachineLeases
 from supervisor.workers.preloads import Preloads
@@ -201,15 +201,22 @@ class Pool:
         """The budget, and what models count for in it."""
         return self._books
 
-    def lease(self, holder: str, *, unload: bool) -> AbstractAsyncContextManager[MachineLease]:
+    def lease(
+        self, holder: str, *, unload: bool, pid: int | None = None
+    ) -> AbstractAsyncContextManager[MachineLease]:
         """Want the machine: every worker finishes what it does and holds still, or with `unload` ends.
+        `pid` is the process that wants it, where that is known.
 
         Entered at once; `granted` of what it gives is done when the machine is free. Leaving gives it back.
         Raises PublicError when the supervisor is stopping.
         """
         if self._shutdown.begun:
             raise failures.stopping()
-        return self._leases.hold(holder, unload=unload)
+        return self._leases.hold(holder, unload=unload, pid=pid)
+
+    def own_lease(self, token: str, command_pid: int | None = None) -> LeaseView | None:
+        """The lease that has the machine, if `token` is its own; it is told which process it is for now."""
+        return self._leases.own(token, command_pid)
 
     def _bring_back(self, loaded: list[str]) -> None:
         """A lease is over, for which these were unloaded: load what is to be there without a request."""

@@ -335,6 +335,7 @@ def test_fit_asks_the_supervisor_and_needs_none(service: Service, tmp_path: Path
     assert "org/tiny fits with 100 tokens on this " in running
     assert "longest context here: 2048 tokens" in running
     assert "Apple M5 Max" in running
+    beyond = [service.cli("fit", "org/tiny", "--ctx", "2049")]
     # The same of a folder, and with nobody running.
     elsewhere = tmp_path / "home"
     folder = write_tiny(elsewhere / "models" / "tiny", Tiny(context=2048))
@@ -344,8 +345,26 @@ def test_fit_asks_the_supervisor_and_needs_none(service: Service, tmp_path: Path
     for model in ("tiny", str(folder)):
         found = json.loads(said(alone(elsewhere, "fit", model, "--json")))
         assert (found["here"]["fits"], found["here"]["largest_context"]) == (True, 2048)
+        beyond.append(alone(elsewhere, "fit", model, "--ctx", "2049"))
+    for ran in beyond:
+        # As any other bad value; the answer was that of the model's whole window, in silence.
+        assert (ran.returncode, ran.stdout) == (2, "")
+        assert "Invalid value for '--ctx': " in ran.stderr
+        assert "tiny takes at most 2048 tokens, prompt and answer together; 2049 are more" in ran.stderr
     shutil.rmtree(service.home / "models" / "org")
     service.client.post("/api/catalog/refresh").raise_for_status()
+
+
+def test_top_without_a_terminal_prints_what_there_is_and_ends(service: Service) -> None:
+    """It printed nothing, and went on doing so."""
+    name = "qwen-small"
+    service.client.post(f"/api/models/{name}/load").raise_for_status()
+    for arguments in ([], ["--once"]):
+        shown = said(service.cli("top", "--interval", "0.2", *arguments))
+        assert service.url in shown.splitlines()[0]
+        (row,) = [line for line in shown.splitlines() if line.startswith(name)]
+        assert row.split()[:2] == [name, "ready"]
+        assert "\x1b" not in shown and "…" not in shown
 
 
 def alone(home: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from supervisor.home import Home
 from supervisor.settings import ModelSettings
 from tests.fixtures import nursery
 from tests.fixtures.fake_shapes import Behaviour, Load
@@ -141,11 +142,13 @@ def test_a_command_runs_alone_and_its_exit_code_is_ours(service: Service) -> Non
     process = run(service, "--", sys.executable, "-c", SAYS_AND_WAITS, stdin=subprocess.PIPE)
     assert process.stdout is not None and process.stdin is not None
     assert process.stdout.readline() == "begun\n"
+    (command,) = _children(process.pid)
+    wait_until(lambda: leases(service)[0]["pid"] == command, "the command is not told")
     (lease,) = leases(service)
-    assert lease["granted"] and str(lease["holder"]).endswith(f"(pid {process.pid})")
+    assert lease["granted"] and str(lease["holder"]).endswith(f"(pid {command})")
     assert service.worker("a")["state"] == "leased"  # type: ignore[index]
     told = service.cli("ps").stdout
-    assert f"(pid {process.pid}) has the machine" in told
+    assert f"(pid {command}) has the machine" in told
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(service.chat, "a")
         wait_until(lambda: bool(service.engine()["waiting"]), "nobody waits")
@@ -180,6 +183,8 @@ def test_a_command_that_outlives_its_run_keeps_the_machine(service: Service) -> 
         waiting = threads.submit(service.chat, "a")
         wait_until(lambda: bool(service.engine()["waiting"]), "nobody waits")
         assert psutil.pid_exists(command) and leases(service)[0]["granted"] and not waiting.done()
+        # It was `run` that was named as the holder, which was gone.
+        assert f"sleep (pid {command}) has the machine" in service.cli("ps").stdout
         os.kill(command, signal.SIGKILL)
         assert waiting.result().status_code == 200
     process.communicate()
@@ -199,14 +204,102 @@ def test_a_command_may_run_another_with_the_machine_that_it_has(service: Service
     assert code == 1 and "give --unload to that run" in told
 
 
-def test_the_word_of_a_lease_that_is_over_counts_for_nothing(
+def test_the_token_of_a_lease_that_is_over_counts_for_nothing(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLX_SUPERVISOR_LEASE", "sh (pid 1)")
-    process = run(service, "--", "sleep", "60")
-    command_of(service, process)
-    process.terminate()
-    assert process.communicate(timeout=10)[0] == 128 + signal.SIGTERM
+    """It was the name and pid of the holder: both come again, and anybody can write them down."""
+    process = run(service, "--", "printenv", "MLX_SUPERVISOR_LEASE")
+    token = process.communicate(timeout=20)[1].strip()
+    assert len(token) == 48
+    monkeypatch.setenv("MLX_SUPERVISOR_LEASE", token)
+    outer = run(service, "--", "sleep", "60")
+    command = command_of(service, outer)
+    for told in (token, f"sleep (pid {outer.pid})", f"sleep (pid {command})", ""):
+        monkeypatch.setenv("MLX_SUPERVISOR_LEASE", told)
+        inner = run(service, "--timeout", "0.1", "--", "echo", "begun")
+        code, said, complaint = inner.communicate(timeout=20)
+        assert (code, said) == (1, ""), "it took the machine of another for its own"
+        assert f"sleep (pid {command}) has the machine" in complaint
+    outer.terminate()
+    assert outer.communicate(timeout=10)[0] == 128 + signal.SIGTERM
+
+
+def test_the_token_is_told_to_the_holder_alone_and_good_for_as_long_as_it_holds(service: Service) -> None:
+    def own(body: object) -> tuple[int, dict[str, object]]:
+        answer = service.client.post("/api/lease/own", json=body)
+        return answer.status_code, answer.json()
+
+    with service.client.stream("POST", "/api/lease", json={"holder": "a program"}) as response:
+        lines = (json.loads(line) for line in response.iter_lines())
+        held = next(line for line in lines if line["state"] == "leased")
+        token = held["token"]
+        assert token not in service.client.get("/engine").text
+        status, found = own({"token": token})
+        assert (status, found["holder"], found["granted"], found["pid"]) == (200, "a program", True, None)
+        assert own({"token": token[:-1] + "x"})[1]["error"]["code"] == "lease_not_found"  # type: ignore[index]
+        status, body = own({"token": token, "command_pid": os.getpid()})
+        assert status == 400 and "on the control socket only" in body["error"]["message"]  # type: ignore[index]
+    wait_until(lambda: not leases(service), "still leased")
+    assert own({"token": token})[0] == 404
+    assert own({})[0] == own({"token": 1})[0] == own({"token": "x", "command_pid": 0})[0] == 400
+
+
+def test_what_a_command_leaves_behind_keeps_nothing_without_its_run_either(
+    service: Service, tmp_path: Path
+) -> None:
+    """With `run` killed nobody is left to end the connection, which a daemon of the command has too."""
+    left = tmp_path / "left"
+    process = run(service, "--", "sh", "-c", f"sleep 60 >/dev/null 2>&1 & echo $! > {left}; wait")
+    wait_until(lambda: left.exists() and left.read_text().endswith("\n"), "not begun")
+    (command,) = _children(process.pid)
+    wait_until(lambda: leases(service)[0]["pid"] == command, "the command is not told")
+    daemon = psutil.Process(int(left.read_text()))
+    try:
+        process.kill()
+        process.wait(10)
+        assert leases(service)[0]["pid"] == command
+        os.kill(command, signal.SIGKILL)
+        wait_until(lambda: not leases(service), "still leased")
+        assert daemon.is_running()
+    finally:
+        daemon.kill()
+    process.communicate()
+
+
+def test_a_lease_that_only_a_child_of_its_holder_has_says_so(service: Service) -> None:
+    """A program of one's own, which left the connection to another process."""
+    script = """if True:
+        import os, socket, sys, time
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(sys.argv[1])
+        connection.sendall(b"POST /api/lease HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 0\\r\\n\\r\\n")
+        while b"leased" not in connection.recv(65536):
+            pass
+        if child := os.fork():
+            print(child, flush=True)
+            sys.stdin.readline()
+            os._exit(0)
+        time.sleep(60)
+    """
+    control = str(Home.find(service.home).control_socket)
+    program = subprocess.Popen(
+        [sys.executable, "-c", script, control], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdin is not None and program.stdout is not None
+    child = int(program.stdout.readline())
+    try:
+        (lease,) = leases(service)
+        assert (lease["holder"], lease["pid"]) == (f"somebody (pid {program.pid})", program.pid)
+        program.stdin.close()
+        program.wait(20)  # not for the end of its output, which the child has too
+        (lease,) = leases(service)
+        assert lease["pid"] is None
+        told = f"somebody (pid {program.pid}, which has ended, but not what it started) has the machine"
+        assert told in service.cli("ps").stdout
+    finally:
+        os.kill(child, signal.SIGKILL)
+        program.stdout.close()
+    wait_until(lambda: not leases(service), "still leased")
 
 
 def test_what_a_command_leaves_behind_keeps_nothing(service: Service, tmp_path: Path) -> None:

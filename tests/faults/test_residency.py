@@ -183,6 +183,16 @@ async def test_a_model_whose_load_fails_asked_for_twenty_times(tmp_path: Path) -
         assert bench.kinds("a").count("worker.starting") == 3
 
 
+@pytest.mark.parametrize("kind", [FailureKind.MISSING, FailureKind.UNSUPPORTED, FailureKind.UNUSABLE])
+async def test_a_load_that_would_fail_the_same_way_again_is_told_after_the_first(
+    tmp_path: Path, kind: FailureKind
+) -> None:
+    """A tokenizer that could not be read was read three times, and only then was anybody told."""
+    async with running(tmp_path) as bench:
+        assert "was told to fail" in (await bench.refused(bench.model("a", Load(fail=kind)))).message
+        assert bench.kinds("a").count("worker.starting") == 1
+
+
 async def test_a_failed_model_is_tried_again_by_hand_or_after_a_change(tmp_path: Path) -> None:
     async with running(tmp_path) as bench:
         entry = bench.model("a", Load(fail=FailureKind.UNSUPPORTED))

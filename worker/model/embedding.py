@@ -87,7 +87,7 @@ def _modules(directory: Path) -> set[str] | None:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
     except (OSError, msgspec.MsgspecError):
-        raise LoadError(FailureKind.OTHER, "modules.json is damaged") from None
+        raise LoadError(FailureKind.UNUSABLE, "modules.json is damaged") from None
     kinds = {str(module.get("type", "")).rpartition(".")[2] for module in found}
     if others := kinds - {"Transformer", "Pooling", "Normalize"}:
         raise LoadError(

@@ -54,7 +54,8 @@ def read_writing(directory: Path, chat_template: str | None) -> Writing:
             vocabulary = tokenizer.get_vocab()
         return _writing(tokenizer, vocabulary)
     except Exception as error:
-        raise explain(error, "the tokenizer can't be read") from error
+        # Nothing but its files is looked at here; what reads them raises errors of every kind.
+        raise explain(error, "the tokenizer can't be read", unknown=FailureKind.UNUSABLE) from error
 
 
 def _writing(tokenizer: Any, vocabulary: dict[str, int]) -> Writing:

@@ -167,9 +167,9 @@ def main() -> NoReturn:
     try:
         record = msgspec.json.decode(lifeline.lines.get(), type=RankRecord)
     except msgspec.MsgspecError as error:
-        fail(FailureKind.OTHER, f"it was started by another version than its own, {__version__}: {error}")
+        fail(FailureKind.UNSUPPORTED, f"rank 0 is of another version than its own, {__version__}: {error}")
     if record.protocol != __version__:
-        fail(FailureKind.OTHER, f"it is version {__version__} and rank 0 is {record.protocol}")
+        fail(FailureKind.UNSUPPORTED, f"it is version {__version__} and rank 0 is {record.protocol}")
     shards = record.options.shards
     if shards is not None:
         # Some of them are read when mlx is imported.

@@ -19,8 +19,9 @@ import msgspec
 
 from shared.errors import PublicError
 from shared.launch import Host, LaunchRecord
-from shared.status import Failed, Warm, decode_status
+from shared.status import Failed, FailureKind, Warm, decode_status
 from worker.engine.thread import Engine
+from worker.model.failures import LoadError
 from worker.shard.batch import Clock, LeadingCache
 from worker.shard.group import choose_addresses, join
 from worker.shard.orders import Join, Order, RankRecord
@@ -40,9 +41,9 @@ _SSH: Final = (
 
 
 class Ranks:
-    """Of one sharded model. `on_loss` is called from a thread, with a sentence, when one of them is gone."""
+    """Of one sharded model. `on_loss` is called from a thread, with the reason, when one of them is gone."""
 
-    def __init__(self, record: LaunchRecord, on_loss: Callable[[str], None]) -> None:
+    def __init__(self, record: LaunchRecord, on_loss: Callable[[LoadError], None]) -> None:
         """Starts them. Raises OSError and GroupError."""
         shards = record.options.shards
         assert shards is not None
@@ -95,14 +96,14 @@ class Ranks:
 
     def _watch(self, process: subprocess.Popen[bytes], name: str) -> None:
         assert process.stdout is not None
-        why = ""
+        why, kind = "", FailureKind.OTHER
         for line in process.stdout:
             try:
                 status = decode_status(line)
             except msgspec.MsgspecError:
                 continue
             if isinstance(status, Failed):
-                why = f": {status.message}"
+                why, kind = f": {status.message}", status.kind
             elif isinstance(status, Warm):
                 with self._lock:
                     self._missing -= 1
@@ -110,11 +111,11 @@ class Ranks:
                     self._begun.set()
         code = process.wait()
         self.lost = True
-        self._on_loss(f"{name} ended ({_ending(code)}){why}")
+        self._on_loss(LoadError(kind, f"{name} ended ({_ending(code)}){why}"))
         self._begun.set()
 
 
-async def gather(record: LaunchRecord, engine: Engine, on_loss: Callable[[str], None]) -> Ranks | None:
+async def gather(record: LaunchRecord, engine: Engine, on_loss: Callable[[LoadError], None]) -> Ranks | None:
     """Start the ranks on other machines, if there are to be any, and join them on the engine's thread.
 
     `on_loss` is called on the loop. Does not return when one is lost meanwhile. Raises OSError and
@@ -124,10 +125,10 @@ async def gather(record: LaunchRecord, engine: Engine, on_loss: Callable[[str], 
         return None
     loop = asyncio.get_running_loop()
 
-    def lost(message: str) -> None:
+    def lost(loss: LoadError) -> None:
         # When the loop is closed nobody listens any more.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(on_loss, message)
+            loop.call_soon_threadsafe(on_loss, loss)
 
     ranks = await asyncio.to_thread(Ranks, record, lost)
     await asyncio.to_thread(ranks.wait)

@@ -9,7 +9,7 @@ import pytest
 from supervisor.catalog.architectures import layout_of
 from supervisor.catalog.catalog import ModelEntry
 from supervisor.catalog.costs import Cost
-from supervisor.catalog.fit import Report, fits, fits_size, predict_speed, report
+from supervisor.catalog.fit import ContextError, Report, fits, fits_size, predict_speed, report
 from supervisor.catalog.footprint import Demand, ModelSize, Shape, SizeError, estimate, read_size
 from supervisor.catalog.machine import Machine, lineup
 from supervisor.catalog.tensors import Tensor
@@ -209,10 +209,23 @@ def test_adapters_and_a_draft_are_parts_of_it(tmp_path: Path) -> None:
 def test_the_demand_is_bound_by_what_the_model_allows(tmp_path: Path) -> None:
     folder = write_kind(tmp_path / "llama", "llama")
     machine = Machine("here", "metal", 16 * GIB, 10 * GIB)
-    assert fits(entry(folder), machine, context=10**9).context == 4096
+    assert fits(entry(folder), machine).context == 4096
     assert fits(entry(folder), machine, context=100).context == 100
     assert fits(entry(folder, context=1000), machine).context == 1000
     assert fits(entry(folder), machine, budget_bytes=1).fits is False
+
+
+def test_more_than_the_model_takes_is_refused_with_the_reason(tmp_path: Path) -> None:
+    folder = write_kind(tmp_path / "llama", "llama")
+    machine = Machine("here", "metal", 16 * GIB, 10 * GIB)
+    with pytest.raises(ContextError, match=r"takes at most 4096 tokens, prompt and answer together; "):
+        fits(entry(folder, context=4096), machine, context=4097)
+    set_lower = entry(folder, context=1000, settings=ModelSettings(context=1000))
+    with pytest.raises(ContextError, match=r"at most 1000 tokens, .*, as its settings have it \(context\)"):
+        report(set_lower, machine, context=1001)
+    # Set to more than it has.
+    with pytest.raises(ContextError, match=r"at most 4096 tokens, prompt and answer together; "):
+        report(entry(folder, context=4096, settings=ModelSettings(context=9999)), machine, context=9999)
 
 
 def test_a_broken_model_is_reported_not_raised(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from supervisor.telemetry.events import Events
 from supervisor.telemetry.tally import Tally
 from supervisor.telemetry.timelines import Timelines
 from supervisor.workers.exits import Exit
-from supervisor.workers.leases import MachineLease
+from supervisor.workers.leases import LeaseView, MachineLease
 from supervisor.workers.upstream import Upstream
 from supervisor.workers.view import EngineView, SupervisorView, WorkerView
 
@@ -140,10 +140,15 @@ class FixedPool:
         self.states.pop(model_id, None)
 
     @asynccontextmanager
-    async def lease(self, holder: str, *, unload: bool) -> AsyncIterator[MachineLease]:
-        lease = self.lease_given = MachineLease(1, holder, unload=unload)
+    async def lease(
+        self, holder: str, *, unload: bool, pid: int | None = None
+    ) -> AsyncIterator[MachineLease]:
+        lease = self.lease_given = MachineLease(1, holder, unload=unload, pid=pid)
         lease.grant()
         yield lease
+
+    def own_lease(self, token: str, command_pid: int | None = None) -> LeaseView | None:
+        return None
 
 
 @dataclass
@@ -263,7 +268,9 @@ async def supervised(
             tally=tally,
             timelines=timelines,
         )
-        public = HttpServer(front, [listener], keep_alive_s=keep_alive_s, limits=limits)
+        public = HttpServer(
+            front, [listener], keep_alive_s=keep_alive_s, limits=limits, on_refused=front.count_refused
+        )
         private = HttpServer(asgi(routes.control), [control_listener], keep_alive_s=keep_alive_s)
         await public.start()
         await private.start()

@@ -26,10 +26,14 @@ async def test_fit_tells_parts_context_and_machines(tmp_path: Path) -> None:
         assert found["measured_bytes"] is None
         assert len(found["machines"]) > 50
         assert {machine["machine"] for machine in found["machines"]} >= {"Apple M1", "Apple M5 Max"}
-        # More than the model has is not to be had.
-        beyond = json.loads((await wire.ask("/fit?model=tiny&ctx=999999")).body)
-        assert beyond["here"]["context"] == 2048
-        assert beyond["machines"] == []
+        whole = json.loads((await wire.ask("/fit?model=tiny")).body)
+        assert whole["here"]["context"] == 2048
+        assert whole["machines"] == []
+        # More than the model has was silently answered for what it has.
+        beyond = await wire.ask("/fit?model=tiny&ctx=2049")
+        assert (beyond.status, json.loads(beyond.body)["error"]["param"]) == (400, "ctx")
+        said = json.loads(beyond.body)["error"]["message"]
+        assert said.startswith("tiny takes at most 2048 tokens, prompt and answer together; ")
 
 
 @pytest.mark.parametrize(

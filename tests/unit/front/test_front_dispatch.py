@@ -1,5 +1,6 @@
 """Who may ask the front, and what goes where."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from shared.errors import PublicError
 from supervisor.http.reader import Limits
 from supervisor.settings import ServerSettings
 from tests.fixtures.wire import connected
-from tests.unit.front.asking import BODY, CHAT, error_of
+from tests.unit.front.asking import BODY, CHAT, error_of, eventually
 from tests.unit.front.doubles import (
     END,
     EVENTS,
@@ -272,3 +273,54 @@ async def test_slow_clients_do_not_reach_the_pool(tmp_path: Path) -> None:
         # By the same name as in the log.
         assert answer.headers["x-request-id"] == "mine"
         assert here.pool.taken == 0
+
+
+def head(line: str, *fields: str) -> bytes:
+    return "\r\n".join(
+        [f"{line} HTTP/1.1", "Host: localhost", *fields, "x-request-id: mine", "", ""]
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "route"),
+    [
+        (head(f"POST {CHAT}", "Content-Length: 100"), 408, CHAT),
+        (head("POST /v1/responses", "Content-Length: 100"), 408, "/v1/responses"),
+        (head("POST /nothing", "Content-Length: 100"), 408, "other"),
+        (head(f"POST {CHAT}", "Transfer-Encoding: chunked") + b"xyz\r\n", 400, CHAT),
+        (b"GET /health HTTP/1.1\r\n", 408, "other"),
+        (head("GET /hea lth"), 400, "other"),
+    ],
+    ids=["slow", "slow response", "slow elsewhere", "broken chunks", "slow head", "broken head"],
+)
+async def test_what_the_server_itself_refuses_is_counted_as_it_was_answered(
+    tmp_path: Path, sent: bytes, status: int, route: str
+) -> None:
+    """A body that came too slowly was answered 408 and counted as a client that left, 499."""
+    limits = Limits(body_window_s=0.1, head_s=0.1)
+    async with supervised(tmp_path, says_ok, limits=limits) as here, connected(here.address) as wire:
+        # Another one before it on the same connection changes nothing.
+        assert (await wire.ask("/v1/models")).status == 200
+        wire.send(sent)
+        assert (await wire.read()).status == status
+        async with connected(here.address) as other:
+            told = (await other.ask("/metrics")).body.decode()
+            assert f'mlx_supervisor_requests_total{{model="",route="{route}",status="{status}"}} 1.0' in told
+            assert 'status="499"' not in told
+            if route == CHAT and status == 408:
+                timeline = json.loads((await other.ask("/stats?request=mine")).body)
+                assert timeline["status"] == status
+
+
+async def test_a_refusal_behind_a_request_that_runs_is_counted_too(tmp_path: Path) -> None:
+    async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
+        here.pool.gate = asyncio.Event()
+        wire.send(head(f"POST {CHAT}", f"Content-Length: {len(BODY)}") + BODY)
+        wire.send(head(f"POST {CHAT}", "Transfer-Encoding: chunked") + b"xyz\r\n")
+        await eventually(lambda: here.pool.waiting == 1)
+        here.pool.gate.set()
+        assert [(await wire.read()).status, (await wire.read()).status] == [200, 400]
+        async with connected(here.address) as other:
+            told = (await other.ask("/metrics")).body.decode()
+        assert f'model="fake",route="{CHAT}",status="200"}} 1.0' in told
+        assert f'model="",route="{CHAT}",status="400"}} 1.0' in told

@@ -1,6 +1,7 @@
 """Model folders: what they say, how they fail, how their weights are unpacked."""
 
 import ctypes
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -149,7 +150,7 @@ def test_failures_have_a_kind_and_one_line(tmp_path: Path) -> None:
     assert "custom module" in str(failure(folder))
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(b"damaged")
-    assert failure(folder).kind is FailureKind.OTHER
+    assert failure(folder).kind is FailureKind.UNUSABLE
     (folder / "model.safetensors").unlink()
     assert failure(folder).kind is FailureKind.MISSING
 
@@ -162,6 +163,57 @@ def test_a_missing_shard_and_a_cache_that_can_not_be_batched_are_told_apart() ->
     assert failure.kind is FailureKind.UNSUPPORTED
     assert str(failure).startswith("the first token failed: <class")
     assert str(explain(KeyError("x"))) == "KeyError: 'x'"
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", '{"version": '),
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "\x00\udcff"),
+        ("tokenizer.json", None),
+        ("tokenizer_config.json", "{"),
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", '{"model_type": "llama"}'),
+        ("model.safetensors", ""),
+        ("model.safetensors", "no weights at all"),
+    ],
+)
+def test_files_that_make_no_model_do_so_every_time(tmp_path: Path, file: str, content: str | None) -> None:
+    """A kind of its own: nobody tries such a load again."""
+    folder = _copy(tmp_path)
+    if content is None:
+        (folder / file).unlink()
+        (folder / file).mkdir()
+    else:
+        (folder / file).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(LoadError) as raised:
+        load(folder, Options(), lambda _: None)
+    assert raised.value.kind is FailureKind.UNUSABLE
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), FailureKind.UNUSABLE),
+        (OSError("Can't load the configuration of 'x'."), FailureKind.UNUSABLE),
+        (OSError(errno.EMFILE, "Too many open files"), FailureKind.OTHER),
+        (OSError(errno.EIO, "Input/output error"), FailureKind.OTHER),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), FailureKind.OTHER),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), FailureKind.MEMORY),
+        (RuntimeError("[load_safetensors] Invalid json header length file x"), FailureKind.UNUSABLE),
+        (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"), FailureKind.MEMORY),
+        (RuntimeError("[METAL] Command buffer execution failed: Hang"), FailureKind.OTHER),
+        (ImportError("No module named 'x'"), FailureKind.UNUSABLE),
+    ],
+)
+def test_what_may_be_gone_next_time_is_told_from_what_lasts(error: Exception, kind: FailureKind) -> None:
+    assert explain(error).kind is kind
+    # Where nothing but files is read, what says nothing of itself is about them; the system's word stands.
+    known = isinstance(error, OSError) or kind is not FailureKind.OTHER
+    assert explain(error, unknown=FailureKind.UNUSABLE).kind is (kind if known else FailureKind.UNUSABLE)
 
 
 def test_running_out_of_memory_is_told_apart() -> None:

@@ -11,6 +11,7 @@ from mlx_lm import tokenizer_utils
 from mlx_lm.utils import load_tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from shared.status import FailureKind
 from tests.fixtures.tiny import tiny_model
 from worker.model.failures import LoadError
 from worker.model.writing import read_writing, vocabularies_made_once, without_detokenizer
@@ -58,8 +59,9 @@ def test_no_detokenizer_is_made_that_nobody_uses(monkeypatch: pytest.MonkeyPatch
 def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model(), tmp_path / "model")
     (folder / "tokenizer.json").write_text('{"version": ')
-    with pytest.raises(LoadError, match=r"the tokenizer can't be read: .*line 1 column 13"):
+    with pytest.raises(LoadError, match=r"the tokenizer can't be read: .*line 1 column 13") as raised:
         read_writing(folder, None)
+    assert raised.value.kind is FailureKind.UNUSABLE
     assert tokenizer_utils.json is json
 
 
