@@ -264,13 +264,13 @@ class LaunchRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Preview(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="preview", tag_field="only"):
-    """What a spare's launch record is likely to name: it may read ahead what takes no model's memory.
+    """What a spare's launch record is likely to name: it may get ready what takes no model's memory.
 
     Nothing follows from it. The record may name another model.
     """
 
-    directory: str
-    """Absolute path of the mlx-lm model folder."""
+    directory: str | None
+    """Absolute path of the mlx-lm model folder; None is none, and lets go of the files of the one before."""
     chat_template: str | None = None
     """As in `Options`."""
     protocol: str = __version__

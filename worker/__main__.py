@@ -33,7 +33,8 @@ from worker.model.backend import prepare_backend
 from worker.terminal import Terminal
 
 if TYPE_CHECKING:
-    from worker.model.reading import Reading
+    from worker.engine.thread import Engine
+    from worker.model.ahead import Ahead
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +134,8 @@ def import_engine() -> float:
     # generation later.
     gc.disable()
     prepare_backend()
+    import uvloop  # noqa: F401
+
     import worker.app  # noqa: F401
 
     gc.collect()
@@ -141,11 +144,22 @@ def import_engine() -> float:
     return time.monotonic() - started
 
 
-def begin_reading(preview: Preview) -> "Reading":
-    """Read ahead, after the imports."""
-    from worker.model.reading import Reading
+def begin() -> "tuple[Engine, Ahead]":
+    """The engine's thread, and nothing ready yet. After the imports."""
+    from worker.engine.thread import Engine
+    from worker.model.ahead import Ahead
 
-    return Reading(Path(preview.directory), preview.chat_template)
+    return Engine(), Ahead()
+
+
+def look_ahead(preview: Preview, engine: "Engine", ahead: "Ahead") -> None:
+    """Get ready what can be of the model that is likely to be told next."""
+    if preview.directory is None:
+        engine.prepare(ahead.forget)
+        return
+    directory = Path(preview.directory)
+    ahead.read(directory, preview.chat_template)
+    engine.prepare(lambda: ahead.build(directory))
 
 
 async def serve(
@@ -153,12 +167,13 @@ async def serve(
     say: Say,
     bound: Callable[[Path], None],
     signals: Sequence[signal.Signals],
-    ahead: "Reading | None",
+    engine: "Engine",
+    ahead: "Ahead",
 ) -> int:
     """Run the application until one of `signals` tells it to stop. Returns the exit code."""
     from worker.app import App
 
-    app = App(record, say, bound, ahead)
+    app = App(record, say, bound, engine, ahead)
 
     def terminate() -> None:
         app.stop()
@@ -177,13 +192,14 @@ def run(
     say: Say,
     bound: Callable[[Path], None],
     *signals: signal.Signals,
-    ahead: "Reading | None" = None,
+    engine: "Engine",
+    ahead: "Ahead",
 ) -> NoReturn:
-    """Serve on a loop of its own, then end the process. `ahead` is what was read before the record came."""
+    """Serve on a loop of its own, then end the process. `ahead` is what was ready before the record came."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        leave(runner.run(serve(record, say, bound, signals, ahead)))
+        leave(runner.run(serve(record, say, bound, signals, engine, ahead)))
 
 
 def log_to_stderr() -> None:
@@ -210,7 +226,8 @@ def serve_public(record: LaunchRecord) -> NoReturn:
     log_to_stderr()
     terminal = Terminal(record.model, record.public.url)
     import_engine()
-    run(record, terminal.say, lambda _: None, signal.SIGINT, signal.SIGTERM)
+    engine, ahead = begin()
+    run(record, terminal.say, lambda _: None, signal.SIGINT, signal.SIGTERM, engine=engine, ahead=ahead)
 
 
 def serve_supervisor(descriptor: int) -> NoReturn:
@@ -224,10 +241,14 @@ def serve_supervisor(descriptor: int) -> NoReturn:
     lifeline.start()
     log_to_stderr()
     status.say(Warm(import_s=import_engine()))
-    ahead = None
+    engine, ahead = begin()
     while isinstance(told := lifeline.told.get(), Preview):
-        ahead = begin_reading(told)
-    run(told, status.say, lambda path: setattr(lifeline, "socket", path), signal.SIGTERM, ahead=ahead)
+        look_ahead(told, engine, ahead)
+
+    def bound(path: Path) -> None:
+        lifeline.socket = path
+
+    run(told, status.say, bound, signal.SIGTERM, engine=engine, ahead=ahead)
 
 
 if __name__ == "__main__":

@@ -48,9 +48,9 @@ from worker.engine.scoring import Scorer
 from worker.engine.share import Share
 from worker.engine.thread import Engine
 from worker.model.adapters import Adapters
+from worker.model.ahead import Ahead
 from worker.model.failures import LoadError, explain
 from worker.model.loading import Model, load
-from worker.model.reading import Reading
 from worker.public import PublicPort
 from worker.serving import WorkerServer
 from worker.shard.ranks import Ranks, gather, no_shards
@@ -74,17 +74,22 @@ class App:
     """One worker: the ASGI application and everything behind it."""
 
     def __init__(
-        self, record: LaunchRecord, say: Say, bound: Callable[[Path], None], ahead: Reading | None = None
+        self,
+        record: LaunchRecord,
+        say: Say,
+        bound: Callable[[Path], None],
+        engine: Engine,
+        ahead: Ahead,
     ) -> None:
         self.record = record
         self._ahead = ahead
-        """A tokenizer that was read before the record came."""
         self._say = say
         self._bound = bound
         self._feed = Feed()
         options = record.options
         self._admission = Admission(rows=options.max_concurrency, queue=options.queue)
-        self._engine = Engine(self)
+        self._engine = engine
+        engine.attach(self)
         self._jobs = Jobs(self._engine, self._admission, self._feed)
         self._model: Model | None = None
         self._models: Models | None = None
@@ -238,7 +243,6 @@ class App:
             model = await self._engine.call(
                 lambda: load(Path(record.directory), record.options, self._note_progress, self._ahead)
             )
-            self._ahead = None
             self._note_progress(Progress("warmup"))
             state = await self._keep_state(model)
             embedder = make_embedder(model, record.options)

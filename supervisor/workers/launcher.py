@@ -50,12 +50,12 @@ class Launcher:
         return self._spare
 
     def expect(self, preview: Preview | None) -> None:
-        """The next load is likely to be of this: the spare, or the next one, reads ahead for it."""
+        """The next load is likely to be of this: the spare, or the next one, looks ahead for it."""
         if preview == self._preview:
             return
         self._preview = preview
-        if preview is not None and self._spare is not None:
-            self._spare.preview(preview)
+        if self._spare is not None:
+            self._spare.preview(Preview(None) if preview is None else preview)
 
     async def take(self) -> WorkerProcess:
         """The spare, or else a new process. Raises OSError when none can be started."""

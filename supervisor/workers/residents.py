@@ -78,10 +78,12 @@ class Residents:
         return sum(len(model.waiting) for model in self._models.values())
 
     def expected(self) -> str | None:
-        """The model that the next load is likely to be of: the first of those that wait for room, or else
-        the one that had to make room last, for people go back and forth. None while one is loading."""
-        if any(model.phase == "starting" for model in self._models.values()):
-            return None
+        """The model that the spare is for: the one that is loading, or else the next load is likely to be of
+        the first of those that wait for room, or of the one that had to make room last, for people go back
+        and forth."""
+        for model in self._models.values():
+            if model.phase == "starting":
+                return model.traits.id
         wanting = [model for model in self._models.values() if model.phase == "absent" and model.waiting]
         if wanting:
             return min(wanting, key=turn_order).traits.id

@@ -1,11 +1,13 @@
 """Models that change places: what the policy costs, what a swap costs over the load, how often one comes."""
 
+import itertools
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 from supervisor.workers.actions import Action, Admit, Refuse, Spawn, Stop, Traits
 from supervisor.workers.residency import Residency
@@ -20,6 +22,7 @@ from tests.fixtures.tiny import Tiny, tiny_model
 _DECISIONS = 10_000
 _REQUESTS = 100
 _CLIENTS = 10
+_NUMBERS: Final = itertools.count(100)
 # One model at a time, and no wait for one that nobody comes back to.
 _ALONE = '[defaults]\nexclusive = true\nhold = "0s"\n'
 
@@ -87,8 +90,7 @@ def _swaps(service: Service, name: str, folders: dict[str, Path], rounds: int) -
             wait_for_quiet(service)
             whole.append(_first_token(service, model))
             wait_for_quiet(service)
-            # Another text: nothing of it is computed already.
-            answers.append(_first_token(service, model, "Howdy"))
+            answers.append(_first_token(service, model))
     over = [a - b for a, b in zip(whole, loads, strict=True)]
     swap = [a - b for a, b in zip(over, answers, strict=True)]
     return [
@@ -99,9 +101,12 @@ def _swaps(service: Service, name: str, folders: dict[str, Path], rounds: int) -
     ]
 
 
-def _first_token(service: Service, model: str, text: str = "Hello") -> float:
+def _first_token(service: Service, model: str) -> float:
+    """Seconds. Each text is as long as the others and begins otherwise: nothing of it is computed already."""
+    system = {"role": "system", "content": f"{next(_NUMBERS)} conversations were had before this one."}
+    messages = [system, {"role": "user", "content": "Hello"}]
     started = time.perf_counter()
-    service.chat(model, text, max_tokens=1, temperature=0).raise_for_status()
+    service.chat(model, messages=messages, max_tokens=1, temperature=0).raise_for_status()
     return time.perf_counter() - started
 
 

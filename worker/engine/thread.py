@@ -40,11 +40,15 @@ class Listener(Protocol):
 
 
 class Engine:
-    """Starts its thread at once. All methods are for the event loop's thread."""
+    """Starts its thread at once, and listens to one event loop from `attach` on.
 
-    def __init__(self, listener: Listener) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._listener = listener
+    But for `prepare`, all methods are for that loop's thread.
+    """
+
+    _loop: asyncio.AbstractEventLoop
+    _listener: Listener
+
+    def __init__(self) -> None:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._batch: Batch | None = None
         self._open = False
@@ -67,9 +71,17 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
+    def prepare(self, work: Callable[[], None]) -> None:
+        """Run `work` on the engine's thread before everything that is asked later. It must not raise."""
+        self._commands.put(work)
+
+    def attach(self, listener: Listener) -> None:
+        """Tell `listener` on this thread's running loop."""
+        self._loop, self._listener = asyncio.get_running_loop(), listener
+
     def call(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` on the engine's thread, between two steps."""
-        future: asyncio.Future[T] = self._loop.create_future()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def settle(result: T | None, error: Exception | None) -> None:
             if future.done():

@@ -11,12 +11,12 @@ from mlx_lm.utils import load_config
 
 from shared.launch import Options, Sampling
 from shared.status import FailureKind, Progress
+from worker.model.ahead import Ahead
 from worker.model.description import attention_heads, context_window, logits_width, sampling_defaults
 from worker.model.draft import DraftModel, load_draft
 from worker.model.embedding import Embedding, check_architecture, embedding_of
 from worker.model.failures import LoadError, explain
-from worker.model.network import evaluate, load_network
-from worker.model.reading import Reading, reading_of
+from worker.model.network import evaluate
 from worker.model.writing import Writing
 from worker.shard.loading import check_shards, load_shard
 from worker.text.detokenize import Detokenizers
@@ -59,22 +59,23 @@ class Model:
 
 
 def load(
-    directory: Path, options: Options, report: Callable[[Progress], None], ahead: Reading | None = None
+    directory: Path, options: Options, report: Callable[[Progress], None], ahead: Ahead | None = None
 ) -> Model:
-    """Load what `directory` holds; `report` may be called from any thread. `ahead` is a tokenizer that was
-    read before, of whatever model.
+    """Load what `directory` holds; `report` may be called from any thread. `ahead` is what is ready already,
+    of whatever model.
 
     Raises LoadError.
     """
+    ahead = ahead or Ahead()
     try:
         return _load(directory, options, report, ahead)
     except Exception as error:
         raise explain(error) from error
+    finally:
+        ahead.forget()
 
 
-def _load(
-    directory: Path, options: Options, report: Callable[[Progress], None], ahead: Reading | None
-) -> Model:
+def _load(directory: Path, options: Options, report: Callable[[Progress], None], ahead: Ahead) -> Model:
     if not (directory / "config.json").is_file():
         # A path that is not there would be taken for a hub id, and a worker never downloads.
         raise LoadError(FailureKind.MISSING, f"there is no model in {directory} (no config.json)")
@@ -83,9 +84,9 @@ def _load(
     check_architecture(config)
     embedding = embedding_of(directory, config)
     # Native code for the most part, and so are the weights: they don't wait for each other.
-    reading = reading_of(directory, options.chat_template, ahead)
+    reading = ahead.reading(directory, options.chat_template)
     if options.shards is None:
-        network, config = load_network(directory, embedding)
+        network, config = ahead.network(directory, embedding)
         total = evaluate(network, report)
     else:
         check_shards(options, embedding)

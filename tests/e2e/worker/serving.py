@@ -19,6 +19,8 @@ from shared.launch import LaunchRecord, Options
 from shared.status import Failed, Ready, Status
 from tests.fixtures.tiny import Tiny, tiny_model
 from worker.app import App
+from worker.engine.thread import Engine
+from worker.model.ahead import Ahead
 
 Json = dict[str, Any]
 
@@ -119,7 +121,7 @@ async def serving(
         generation=3,
         options=Options(**options),
     )
-    worker.app = App(record, say, lambda path: None)
+    worker.app = App(record, say, lambda path: None, Engine(), Ahead())
     worker.ended = asyncio.create_task(worker.app.run())
     try:
         if wait:

@@ -15,6 +15,8 @@ from tests.e2e.worker.serving import ENDLESS, serving
 from worker.app import App
 from worker.engine.batch import Batch
 from worker.engine.rows import Output, Row
+from worker.engine.thread import Engine
+from worker.model.ahead import Ahead
 from worker.model.loading import load
 
 
@@ -133,7 +135,7 @@ async def test_a_taken_socket_fails_the_load_and_is_left_alone(tmp_path: Path) -
     async with serving() as worker:
         assert worker.app is not None
         said: list[Any] = []
-        second = App(worker.app.record, said.append, lambda path: None)
+        second = App(worker.app.record, said.append, lambda path: None, Engine(), Ahead())
         assert await second.run() == ExitCode.FAILED
         assert await worker.text()
     assert isinstance(said[-1], Failed) and said[-1].kind is FailureKind.SOCKET

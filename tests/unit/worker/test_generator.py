@@ -187,7 +187,8 @@ async def test_a_place_is_free_before_the_step_that_follows(network: Any) -> Non
         def on_death(self, error: BaseException) -> None:
             raise error
 
-    engine = Engine(Hears())
+    engine = Engine()
+    engine.attach(Hears())
     passed.release()  # it is asked for the width of its logits
     await engine.open(lambda: Batch(Gated(network), [], max_rows=8, prefill_step=64))
     entered.get_nowait()
