@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable
 import pytest
 
 from tests.e2e.worker.serving import ENDLESS, Worker, chat_body, serving
+from tests.fixtures.tiny import Tiny
 
 
 @contextlib.asynccontextmanager
@@ -43,12 +44,14 @@ async def test_while_tokens_come(stream: bool) -> None:
 
 
 async def test_during_prefill() -> None:
-    async with serving(max_concurrency=1, prefill_step=32) as worker:
+    # Seconds long: it is under way until somebody has seen that it is.
+    text, step = "x" * 19_000, 16
+    async with serving(Tiny(context=20_000), max_concurrency=1, prefill_step=step) as worker:
         steps = (await worker.health())["steps"]
-        async with sent(worker, text="x" * 1900, max_tokens=ENDLESS):
+        async with sent(worker, text=text, max_tokens=ENDLESS):
             await worker.until(lambda health: health["steps"] > steps, "nothing runs")
         await assert_free(worker)
-        assert (await worker.health())["steps"] - steps < 1900 / 32
+        assert (await worker.health())["steps"] - steps < len(text) / step
 
 
 async def test_while_waiting_in_the_line() -> None:
