@@ -1,8 +1,10 @@
 """Fixtures for every test."""
 
+import contextlib
 import gc
 import os
 import signal
+import sys
 
 import hypothesis
 import pytest
@@ -18,6 +20,15 @@ gc.disable()
 # What the machine happens to have is no part of a test. Read by our own processes as well.
 os.environ["HF_HUB_CACHE"] = os.devnull
 os.environ["MLX_SUPERVISOR_CATALOG_LM_STUDIO"] = "false"
+
+# A second core is another test's: BLAS would spend it waiting for work of a few microseconds.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+# Who is woken waits until who woke it has had its turn: an engine spent a quarter of its time on changes
+# between its threads. What tests start inherits it.
+if sys.platform == "linux":
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 SLOW_S = 300
 """What a slow test may take where it names no time of its own."""
