@@ -14,7 +14,11 @@ class Names(msgspec.Struct, frozen=True):
     """The model that answers for names which nobody knows."""
 
     def find(self, name: str) -> str | None:
-        """The id of the model that is meant."""
+        """The id of the model that answers to it."""
+        return self.meant(name) or self.fallback
+
+    def meant(self, name: str) -> str | None:
+        """The id of the model that is meant; the fallback never is."""
         if (found := self.exact.get(name)) is not None:
             return found
-        return next((model for start, model in self.beginnings if name.startswith(start)), self.fallback)
+        return next((model for start, model in self.beginnings if name.startswith(start)), None)

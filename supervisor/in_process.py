@@ -11,8 +11,6 @@ import tempfile
 from collections.abc import Sequence
 from typing import NoReturn
 
-import msgspec
-
 from shared.errors import PublicError
 from shared.launch import RECORD_FD_ARGUMENT, LaunchRecord, Public
 from supervisor.catalog.catalog import Catalog, ModelEntry
@@ -91,9 +89,8 @@ def become_worker(options: StartOptions, *, command: Sequence[str] = WORKER_COMM
 
 def _chosen(name: str, home: Home, settings: Settings) -> ModelEntry:
     """The model with this id or alias, and no fallback for it. Raises Refused."""
-    server = msgspec.structs.replace(settings.server, fallback_model="")
     try:
-        entry = Catalog(home, msgspec.structs.replace(settings, server=server)).resolve(name)
+        entry = Catalog(home, settings).resolve(name, fallback=False)
     except PublicError as error:
         raise Refused(f"--model {name}: {error.message}") from error
     if entry.problem is not None:

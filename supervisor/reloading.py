@@ -32,6 +32,8 @@ class Reloaded(msgspec.Struct, frozen=True):
     """Of the changed ones those that are loaded: part of it counts when they load again."""
     next_start: tuple[str, ...] = ()
     """Keys that count when the supervisor starts again."""
+    problems: tuple[str, ...] = ()
+    """In sentences: models that can't be loaded, names that mean nothing. All else counts."""
 
 
 class Configured(Protocol):
@@ -83,6 +85,9 @@ class Reloading:
             self._pool.configure(settings)
             for part in self._parts:
                 part.configure(settings)
+            done = msgspec.structs.replace(done, problems=tuple(self._problems()))
+        for problem in done.problems:
+            self._events.emit("catalog.problem", level="warning", problem=problem)
         self._events.emit(
             "config.reloaded",
             added=len(done.added),
@@ -90,6 +95,11 @@ class Reloading:
             changed=len(done.changed),
         )
         return done
+
+    def _problems(self) -> list[str]:
+        books = self._pool.books
+        large = books.too_large([entry for entry in self._catalog.entries() if not books.surely_fits(entry)])
+        return [*self._catalog.amiss(), *([books.too_little(large)] if large else [])]
 
     def _difference(self, settings: Settings, before: dict[str, ModelEntry]) -> Reloaded:
         after = {entry.id: entry for entry in self._catalog.entries()}

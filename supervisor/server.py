@@ -20,7 +20,6 @@ from shared import __version__
 from shared.activity import Activity
 from shared.errors import PublicError
 from shared.importing import ImportProgress
-from shared.sizes import format_size
 from shared.sockets import SocketPathError, bind_private, unlink_quietly
 from supervisor.catalog.catalog import Catalog
 from supervisor.catalog.costs import Costs
@@ -50,8 +49,6 @@ from supervisor.telemetry.timelines import Timelines
 from supervisor.workers.mood import Mood
 from supervisor.workers.pool import WORKER_COMMAND, Pool
 
-_NAMED = 5
-"""So many of the models that can't load are named at the start."""
 KEEP_ALIVE_S = 120.0
 """Longer than clients and proxies keep an idle connection (Go's 90 s are the longest of the common ones), so
 that none of them sends a request on one that we are closing."""
@@ -220,6 +217,7 @@ class Supervisor:
                 self._mood.start()
                 routes.load()
                 self._greet(url)
+                self._warn_of_what_is_amiss()
                 self._warn_of_large_models()
                 await self._stop_asked.wait()
         finally:
@@ -353,11 +351,9 @@ class Supervisor:
             if model_id == coming:
                 continue
             try:
-                entry = self._catalog.resolve(model_id)
+                entry = self._catalog.resolve(model_id, fallback=False)
             except PublicError as error:
                 raise Refused(f"--model {model_id}: {error.message}") from error
-            if entry.id != model_id:
-                raise Refused(f"--model {model_id}: there is no such model, only the fallback {entry.id}")
             if entry.problem is not None:
                 raise Refused(f"--model {model_id}: {entry.problem}")
 
@@ -367,17 +363,18 @@ class Supervisor:
         if reason is not None:
             raise Refused(reason)
 
+    def _warn_of_what_is_amiss(self) -> None:
+        for sentence in self._catalog.amiss():
+            self._tell(sentence)
+            self._events.emit("catalog.problem", level="warning", problem=sentence)
+
     def _warn_of_large_models(self) -> None:
         books = self._pool.books
         # What a model needs beyond its weights takes a look at its files, so most are told by those alone.
         suspects = [entry for entry in self._catalog.entries() if not books.surely_fits(entry)]
         large = books.too_large(suspects)
         if large:
-            named = ", ".join(f"{entry.id} {format_size(needs)}" for entry, needs in large[:_NAMED])
-            more = f" and {len(large) - _NAMED} more" if len(large) > _NAMED else ""
-            self._tell(
-                f"memory.budget is {format_size(books.budget_bytes)}, too little to load: {named}{more}"
-            )
+            self._tell(books.too_little(large))
         for entry, needs_bytes in large:
             self._events.emit(
                 "model.too_large",
@@ -388,7 +385,10 @@ class Supervisor:
             )
 
     def _greet(self, url: str) -> None:
-        names = ", ".join(entry.id for entry in self._catalog.entries()) or "none"
+        entries = self._catalog.entries()
+        names = ", ".join(entry.id for entry in entries if entry.problem is None) or "none"
+        if broken := sum(entry.problem is not None for entry in entries):
+            names += f" ({broken} can't be loaded: mlx-supervisor list)"
         self._tell(f"serving on {url}/v1 · models: {names} · home: {self._home.path}")
         self._events.emit("supervisor.serving", url=url, models=len(self._catalog.entries()))
         self._notifier.ready(f"serving on {url}/v1")

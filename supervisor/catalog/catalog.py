@@ -32,6 +32,7 @@ _NEAR: Final = 3
 _LISTED: Final = 5
 _SHORTEST_PART: Final = 3
 _ANY: Final = "*"
+_ALL: Final = "GET /v1/models, or mlx-supervisor list, shows all."
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
@@ -132,7 +133,13 @@ class Catalog:
             self._made = {model_id: made for model_id, made in self._made.items() if model_id in entries}
             self._entries = dict(sorted(entries.items()))
             self.names = Names(_exact(self._entries), _beginnings(self._entries))
+        problems += _idle_names(settings, entries)
         fallback = self.names.exact.get(settings.server.fallback_model)
+        if settings.server.fallback_model and fallback is None:
+            problems.append(
+                f"server.fallback_model: there is no model {settings.server.fallback_model!r}, so that names "
+                "which nobody knows are refused"
+            )
         if fallback != self.names.fallback:
             self.names = msgspec.structs.replace(self.names, fallback=fallback)
         self.problems = tuple(problems)
@@ -257,12 +264,21 @@ class Catalog:
         """All models, sorted by id, broken ones among them."""
         return list(self._entries.values())
 
-    def resolve(self, name: str) -> ModelEntry:
-        """The model with this id or alias; an unknown name gets the fallback model, if there is one.
+    def amiss(self) -> list[str]:
+        """What whoever wrote the settings should know, in sentences: what they name and what is not there."""
+        named = self._settings.models
+        broken = [
+            entry for entry in self._entries.values() if entry.id in named and entry.problem is not None
+        ]
+        return [*self.problems, *(f"{entry.id} can't be loaded: {entry.problem}" for entry in broken)]
+
+    def resolve(self, name: str, *, fallback: bool = True) -> ModelEntry:
+        """The model with this id or alias; with `fallback` an unknown name gets the fallback model, if there
+        is one: that answers requests, but whoever unloads a model has misspelled it.
 
         Raises PublicError, 404 `model_not_found`, with the names that are most like it.
         """
-        model_id = self.names.find(name)
+        model_id = self.names.find(name) if fallback else self.names.meant(name)
         if model_id is None:
             raise PublicError(404, "model_not_found", self._unknown(name), param="model")
         return self._entries[model_id]
@@ -277,10 +293,10 @@ class Catalog:
             return f"{said} There are no models yet; get one with: mlx-supervisor pull ORG/NAME"
         near = _near(name, known) if len(name) <= _SHOWN_CHARACTERS else []
         if near:
-            return f"{said} Did you mean {' or '.join(near)}? GET /v1/models lists all."
+            return f"{said} Did you mean {' or '.join(near)}? {_ALL}"
         listed = ", ".join(list(self._entries)[:_LISTED])
         more = ", among others" if len(self._entries) > _LISTED else ""
-        return f"{said} There are: {listed}{more}. GET /v1/models lists all."
+        return f"{said} There are: {listed}{more}. {_ALL}"
 
 
 def _is_coming(model: Found) -> bool:
@@ -294,6 +310,14 @@ def _with_hosts(entry: ModelEntry, hosts: tuple[str, ...]) -> ModelEntry:
         return msgspec.structs.replace(entry, shards=read_hosts(hosts))
     except HostsError as error:
         return msgspec.structs.replace(entry, problem=entry.problem or str(error))
+
+
+def _idle_names(settings: Settings, entries: Mapping[str, ModelEntry]) -> Iterator[str]:
+    """Aliases that stand for nothing, in sentences: a model is called so."""
+    for model_id, chosen in settings.models.items():
+        for alias in chosen.aliases:
+            if alias in entries and alias != model_id:
+                yield f"models.{model_id}.aliases: {alias!r} is a model's own id, and means that model"
 
 
 def _exact(entries: dict[str, ModelEntry]) -> dict[str, str]:

@@ -89,7 +89,7 @@ class Storage:
             if entry.id == name:
                 return entry
         entry = self._catalog.resolve(name)
-        if name in entry.settings.aliases:
+        if name in (*entry.settings.aliases, *entry.also):
             return entry
         raise PublicError(
             404,

@@ -42,7 +42,10 @@ def chat(
     Example:
       mlx-supervisor chat smollm2-135m -p "What is the capital of France?" --temperature 0
     """
+    from supervisor.cli.own_lease import refuse_within_lease
+
     client = supervisor_of(home)
+    refuse_within_lease(client)
     settings = {"temperature": temperature, "max_tokens": max_tokens}
     conversation = _Conversation(
         str(client.get("/api/status")["url"]),

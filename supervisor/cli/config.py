@@ -66,8 +66,12 @@ def check(home: HomeOption = None, config: ConfigOption = None) -> None:
     """
     settings, path = _read(home, config)
     where = str(path) if path.exists() else f"no {path}, so defaults"
-    models = f", {len(settings.models)} models named" if settings.models else ""
+    number = len(settings.models)
+    models = f", {number} model{'s' if number != 1 else ''} named" if number else ""
+    amiss = _looked_over(home, settings)
     say(f"fine: {where}{models}")
+    for sentence in amiss:
+        say(sentence)
 
 
 @app.command()
@@ -118,6 +122,35 @@ def _read(home: Path | None, config: Path | None) -> "tuple[Settings, Path]":
         return load_settings(path, environ=os.environ, required=config is not None), path
     except SettingsError as error:
         raise RefusedError(str(error)) from None
+
+
+def _looked_over(home: Path | None, settings: "Settings") -> list[str]:
+    """What of the settings does not go with the models that are there, but is no reason not to start.
+
+    Raises RefusedError for what is one.
+    """
+    import asyncio
+
+    from supervisor.catalog.catalog import Catalog
+    from supervisor.catalog.machine import detect
+    from supervisor.cli.looking import recalled
+    from supervisor.home import Home, HomeError, NoHomeError
+    from supervisor.workers.books import Books
+
+    try:
+        found = Home.find(chosen_home(home))
+    except NoHomeError:
+        return []
+    except HomeError as error:
+        raise RefusedError(str(error)) from None
+    catalog = Catalog(found, settings)
+    machine = detect()
+    books = Books(settings.memory, machine, asyncio.run(recalled(found, machine)))
+    entries = catalog.entries()
+    if (reason := books.pinned_too_many(settings, entries)) is not None:
+        raise RefusedError(reason)
+    large = books.too_large([entry for entry in entries if not books.surely_fits(entry)])
+    return [*catalog.amiss(), *([books.too_little(large)] if large else [])]
 
 
 def _owner_only(path: str, flags: int) -> int:

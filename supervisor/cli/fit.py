@@ -1,5 +1,6 @@
 """Whether a model fits this machine, and which Macs it would fit: fit."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ import typer
 
 from shared.sizes import format_size
 from supervisor.cli.errors import NotRunningError, RefusedError
-from supervisor.cli.looking import looked_at
+from supervisor.cli.looking import looked_at, recalled
 from supervisor.cli.options import HomeOption, JsonOption, supervisor_of
 from supervisor.cli.terminal import say, say_json, say_table
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from supervisor.catalog.catalog import ModelEntry
     from supervisor.catalog.costs import Costs
     from supervisor.catalog.machine import Machine
-    from supervisor.home import Home
 
 _PARTS = {
     "weights_bytes": "weights",
@@ -71,7 +71,10 @@ def fit(
 def _report(model: str, ctx: int | None, rows: int, machines: bool, home: Path | None) -> Any:
     if model.startswith(("/", "~", "./", "../")):
         return _looked_at(
-            lambda machine: _of_folder(Path(model).expanduser().absolute(), machine), ctx, rows, machines
+            lambda machine: _of_folder(Path(model).expanduser().absolute(), home, machine),
+            ctx,
+            rows,
+            machines,
         )
     asked: dict[str, object] = {"model": model, "rows": rows, "machines": str(machines).lower()}
     if ctx is not None:
@@ -92,30 +95,43 @@ def _wrong_ctx(reason: str) -> typer.BadParameter:
 
 
 def _looked_at(
-    find: "Callable[[Machine], tuple[ModelEntry, Costs]]", ctx: int | None, rows: int, machines: bool
+    find: "Callable[[Machine], tuple[ModelEntry, Costs, str]]", ctx: int | None, rows: int, machines: bool
 ) -> Any:
-    """The report by this process itself."""
+    """The report by this process itself. `find` gives the model, what is known of it, and `memory.budget`."""
     import msgspec
 
     from supervisor.catalog.fit import ContextError, report
     from supervisor.catalog.machine import detect, lineup
+    from supervisor.workers.books import budget_of
 
     machine = detect()
-    entry, costs = find(machine)
+    entry, costs, budget = find(machine)
     others = lineup() if machines else None
     try:
-        found = report(entry, machine, context=ctx, rows=rows, cost=costs.cost(entry), machines=others)
+        found = report(
+            entry,
+            machine,
+            budget_bytes=budget_of(budget, machine),
+            context=ctx,
+            rows=rows,
+            cost=costs.cost(entry),
+            machines=others,
+        )
     except ContextError as error:
         raise _wrong_ctx(str(error)) from None
     return msgspec.to_builtins(found)
 
 
-def _of_folder(folder: Path, machine: "Machine") -> "tuple[ModelEntry, Costs]":
+def _of_folder(folder: Path, home: Path | None, machine: "Machine") -> "tuple[ModelEntry, Costs, str]":
+    """With the budget of the state folder that there is. Raises RefusedError."""
     from supervisor.catalog.catalog import ModelEntry
     from supervisor.catalog.costs import Costs
     from supervisor.catalog.scan import Scanner
-    from supervisor.settings import ModelSettings
+    from supervisor.settings import MemorySettings, ModelSettings
 
+    budget = MemorySettings().budget
+    with contextlib.suppress(NotRunningError), looked_at(home, NotRunningError("")) as here:
+        budget = here.settings.memory.budget
     found = Scanner().scan(folder)
     entry = ModelEntry(
         folder.name,
@@ -126,36 +142,18 @@ def _of_folder(folder: Path, machine: "Machine") -> "tuple[ModelEntry, Costs]":
         problem=found.problem,
         identity=found.identity,
     )
-    return entry, Costs(machine)
+    return entry, Costs(machine), budget
 
 
 def _of_home(
     model: str, home: Path | None, machine: "Machine", missing: NotRunningError
-) -> "tuple[ModelEntry, Costs]":
+) -> "tuple[ModelEntry, Costs, str]":
     """From the state folder of a supervisor that does not run. Raises RefusedError."""
     import asyncio
 
     with looked_at(home, missing) as here:
-        entry = here.catalog.resolve(model)
-    return entry, asyncio.run(_recalled(here.home, machine))
-
-
-async def _recalled(home: "Home", machine: "Machine") -> "Costs":
-    """With the footprints that were seen."""
-    from supervisor.catalog.costs import Costs
-    from supervisor.database import Database, DatabaseError
-
-    if not home.state_db.exists():
-        return Costs(machine)
-    database = Database(home.state_db)
-    costs = Costs(machine, database)
-    try:
-        await costs.load()
-    except DatabaseError as error:
-        raise RefusedError(str(error)) from None
-    finally:
-        await database.close()
-    return costs
+        entry = here.catalog.resolve(model, fallback=False)
+    return entry, asyncio.run(recalled(here.home, machine)), here.settings.memory.budget
 
 
 def _show(found: Any) -> None:
@@ -179,7 +177,7 @@ def _show(found: Any) -> None:
     if found["cost_bytes"] is not None:
         say(f"  {'counts for':<17}{format_size(found['cost_bytes']):>10} when models are loaded beside it")
     longest = here["largest_context"]
-    say(f"longest context here: {f'{longest} tokens' if longest else 'none, the weights alone are too much'}")
+    say(f"longest context here: {f'{longest} tokens' if longest else 'none, even a short text is too much'}")
     say(f"speed: {_speed(here['speed'])}")
 
 

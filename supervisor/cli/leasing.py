@@ -15,13 +15,12 @@ from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
-from supervisor.cli.client import ANSWER_S, Client, Held
+from supervisor.cli.client import Client, Held
 from supervisor.cli.errors import RefusedError
 from supervisor.cli.options import HomeOption, supervisor_of
+from supervisor.cli.own_lease import VARIABLE, own_lease
 from supervisor.cli.terminal import clean
 
-VARIABLE: Final = "MLX_SUPERVISOR_LEASE"
-"""Gives a command, and what it runs, the token of the lease that has the machine for it."""
 _TOLD_S: Final = 2.0
 """How long the supervisor may take to hear which process the command is."""
 _NOT_FOUND = 127
@@ -54,12 +53,15 @@ def run(
     Example:
       mlx-supervisor run --unload -- sh finetune.sh
     """
+    if command[0].startswith("-"):
+        raise typer.BadParameter(
+            f"no such option; a program of that name is ./{command[0]}", param_hint=command[0]
+        )
     program = shutil.which(command[0])
     if program is None:
-        there = Path(command[0]).exists()
-        sys.stderr.write(
-            f"mlx-supervisor: {clean(command[0])}: {'not executable' if there else 'no such command'}\n"
-        )
+        there = bool(command[0]) and Path(command[0]).exists()
+        name = clean(command[0]) or "''"
+        sys.stderr.write(f"mlx-supervisor: {name}: {'not executable' if there else 'no such command'}\n")
         raise typer.Exit(_NOT_EXECUTABLE if there else _NOT_FOUND)
     supervisor = supervisor_of(home)
     if _is_ours(supervisor, unload=unload):
@@ -75,15 +77,9 @@ def _is_ours(supervisor: Client, *, unload: bool) -> bool:
 
     Raises RefusedError when it has it with the models, and they shall be unloaded.
     """
-    token = os.environ.get(VARIABLE)
-    if token is None:
+    lease = own_lease(supervisor)
+    if lease is None:
         return False
-    try:
-        lease = supervisor.post("/api/lease/own", {"token": token}, timeout_s=ANSWER_S)
-    except RefusedError as error:
-        if error.param == "token":
-            return False  # of a lease that is over, or of another supervisor's
-        raise
     if unload and not lease["unload"]:
         raise RefusedError(
             f"{lease['holder']} has the machine, with the models loaded, and this runs in it: "

@@ -11,6 +11,8 @@ from supervisor.cli.options import chosen_home
 
 if TYPE_CHECKING:
     from supervisor.catalog.catalog import Catalog
+    from supervisor.catalog.costs import Costs
+    from supervisor.catalog.machine import Machine
     from supervisor.home import Home
     from supervisor.settings import Settings
 
@@ -44,3 +46,21 @@ def looked_at(option: Path | None, missing: NotRunningError) -> Iterator[Looked]
         raise RefusedError(str(error)) from None
     except PublicError as error:
         raise RefusedError(error.message) from None
+
+
+async def recalled(home: "Home", machine: "Machine") -> "Costs":
+    """What models cost, with the footprints that were seen. Raises RefusedError."""
+    from supervisor.catalog.costs import Costs
+    from supervisor.database import Database, DatabaseError
+
+    if not home.state_db.exists():
+        return Costs(machine)
+    database = Database(home.state_db)
+    costs = Costs(machine, database)
+    try:
+        await costs.load()
+    except DatabaseError as error:
+        raise RefusedError(str(error)) from None
+    finally:
+        await database.close()
+    return costs

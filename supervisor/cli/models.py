@@ -1,5 +1,6 @@
 """What is loaded, and what could be: ps, list, load, unload."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from shared.sizes import format_duration, format_size
 from supervisor.cli.errors import NotRunningError
 from supervisor.cli.looking import looked_at
 from supervisor.cli.options import HomeOption, JsonOption, complete_model, supervisor_of
-from supervisor.cli.terminal import Style, say, say_json, say_table
+from supervisor.cli.terminal import Style, clean, say, say_json, say_table
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Model id or alias.", autocompletion=complete_model)
@@ -193,7 +194,14 @@ def load(model: ModelArgument, home: HomeOption = None) -> None:
     Example:
       mlx-supervisor load smollm2-135m
     """
-    loaded = supervisor_of(home).act(model, "load")
+    from supervisor.cli.own_lease import refuse_within_lease
+
+    supervisor = supervisor_of(home)
+    refuse_within_lease(supervisor)
+    for lease in supervisor.get("/api/engine")["leases"]:
+        if lease["granted"]:
+            sys.stderr.write(f"waiting for the end of the lease: {clean(leased(lease))}\n")
+    loaded = supervisor.act(model, "load")
     say(f"{loaded['id']} is ready")
 
 

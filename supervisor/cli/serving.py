@@ -142,6 +142,8 @@ def reload(home: HomeOption = None, json: JsonOption = False) -> None:
             say(f"{what}: {', '.join(names)}")
     if not said:
         say("the models are as they were; all other settings count from now on")
+    for problem in done["problems"]:
+        say(problem)
 
 
 def status(home: HomeOption = None, json: JsonOption = False) -> None:

@@ -61,7 +61,8 @@ def examine(
         finding, facts = check_mlx()
         yield finding
     machine = detect(working_set_bytes=facts.working_set_bytes if facts else 0)
-    yield check_memory(machine)
+    findings, settings = check_settings(home_path / "config.toml")
+    yield check_memory(machine, settings.memory.budget)
     if (blas := check_blas(facts)) is not None:
         yield blas
     yield check_descriptors()
@@ -76,7 +77,6 @@ def examine(
     if home is not None:
         yield check_stale(home, holder)
         yield check_logs(home, running)
-    findings, settings = check_settings(home_path / "config.toml")
     yield from findings
     yield check_port(settings.server, running)
     yield from check_disk(

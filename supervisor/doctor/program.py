@@ -14,6 +14,7 @@ from shared.sizes import format_size
 from supervisor.catalog.machine import Machine
 from supervisor.doctor.finding import Finding, fail, ok, warn
 from supervisor.system.service import Running
+from supervisor.workers.books import budget_of
 
 _OLDEST: Final = (3, 11)
 _PROBE_S: Final = 60.0
@@ -106,12 +107,15 @@ def check_mlx(
     return ok("mlx", says), facts
 
 
-def check_memory(machine: Machine) -> Finding:
-    """What models may hold, and whether somebody has set the GPU's limit too high."""
+def check_memory(machine: Machine, budget: str = "auto") -> Finding:
+    """What models may hold, by `memory.budget`, and whether somebody has set the GPU's limit too high."""
     total = format_size(machine.memory_bytes)
+    may = f"models may take {format_size(budget_of(budget, machine))}"
     if machine.gpu_bytes is None:
-        return ok("memory", f"{total}; models may take {format_size(machine.budget_bytes)} of it")
+        return ok("memory", f"{total}; {may} of it")
     says = f"the GPU may hold {format_size(machine.gpu_bytes)} of {total}"
+    if budget != "auto":
+        says += f"; {may} (memory.budget)"
     if machine.gpu_source == "setting":
         says += " (iogpu.wired_limit_mb is set)"
         if machine.gpu_bytes > machine.memory_bytes - _LEFT_FOR_THE_SYSTEM_BYTES:

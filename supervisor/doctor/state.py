@@ -92,7 +92,9 @@ def check_settings(path: Path, environ: Mapping[str, str] = os.environ) -> tuple
             fail("settings", problem, means, f"edit {path}, then: mlx-supervisor config check")
             for problem in error.problems
         ], Settings()
-    says = f"{path}, {len(settings.models)} models named" if path.exists() else "all defaults"
+    number = len(settings.models)
+    named = f"{path}, {number} model{'s' if number != 1 else ''} named"
+    says = named if path.exists() else "all defaults"
     return [ok("settings", says)], settings
 
 

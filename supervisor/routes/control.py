@@ -3,6 +3,7 @@
 Served on the control socket and on the public listener alike. GET never changes anything.
 """
 
+import contextlib
 import os
 
 import msgspec
@@ -10,6 +11,8 @@ from fastapi import APIRouter, Request
 
 from shared import __version__
 from shared.errors import PublicError
+from supervisor.http.connected import ClientGone
+from supervisor.http.exchange import Exchange
 from supervisor.routes.parts import Parts
 from supervisor.routes.replies import READ, Json
 from supervisor.routes.views import models_of
@@ -88,15 +91,17 @@ def control(parts: Parts) -> APIRouter:
 
     @router.post("/models/{name:path}/load")
     async def load(request: Request) -> Json:
-        entry = parts.catalog.resolve(request.path_params["name"])
-        await parts.pool.load(entry)
+        entry = parts.catalog.resolve(request.path_params["name"], fallback=False)
+        # Who leaves while it waits for room does not want it any more.
+        with contextlib.suppress(ClientGone), Exchange.of(dict(request.scope)).while_connected():
+            await parts.pool.load(entry)
         return Json(ModelState(entry.id, parts.pool.state_of(entry.id)))
 
     @router.post("/models/{name:path}/unload")
     async def unload(request: Request) -> Json:
         name = model_id = request.path_params["name"]
         try:
-            model_id = parts.catalog.resolve(name).id
+            model_id = parts.catalog.resolve(name, fallback=False).id
         except PublicError:
             # Its folder may be gone while it is still loaded.
             if parts.pool.state_of(name) is None:

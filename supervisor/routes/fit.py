@@ -26,7 +26,7 @@ def fit(parts: Parts) -> APIRouter:
         asked = request.query_params
         if not asked.get("model"):
             raise invalid("'model' is required: /fit?model=ID", param="model", code="missing_field")
-        entry = parts.catalog.resolve(asked["model"])
+        entry = parts.catalog.resolve(asked["model"], fallback=False)
         context = _whole(asked, "ctx", _MOST_TOKENS)
         rows = _whole(asked, "rows", _MOST_ROWS) or 1
         machines = _switch(asked, "machines")

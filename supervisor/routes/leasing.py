@@ -15,6 +15,7 @@ from supervisor.workers.leases import LeaseNews, MachineLease
 
 _NDJSON: Final = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
 _AGAIN_S: Final = 1.0
+_QUIET_S: Final = 0.2
 _LONGEST_NAME: Final = 200
 _ENDED: Final = "the command that it was for has ended, and who ran it"
 
@@ -121,6 +122,12 @@ class _LeaseAnswer(Response):
             return round(1000 * (loop.time() - asked_s))
 
         limit_s = self._asked.timeout_s
+        # Mostly it takes a moment: nobody need hear that it was waited for.
+        await asyncio.wait(
+            {lease.granted, lease.given_back},
+            timeout=_QUIET_S if limit_s is None else min(_QUIET_S, limit_s),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
         while not lease.granted.done():
             left_s = None if limit_s is None else asked_s + limit_s - loop.time()
             if lease.given_back.done():

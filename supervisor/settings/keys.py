@@ -50,6 +50,8 @@ EFFORTS: Final[tuple[str, ...]] = get_args(Effort)
 _BUDGETS: Final = 'a size such as "48GiB", a share of the memory such as "60%", or "auto"'
 _SHOWN_CHARACTERS: Final = 60
 
+_LEAST_BUDGET_BYTES: Final = 2**20
+
 
 class Key(msgspec.Struct, frozen=True):
     """One key. `low` and `high` are inclusive, in bytes or seconds where it is a size or a duration."""
@@ -96,7 +98,7 @@ class Key(msgspec.Struct, frozen=True):
                 never = ', or "never"' if self.never else ""
                 return f'a duration such as "90s", "30m" or "2h"{self._range(_duration)}{never}'
             case "budget":
-                return f"{_BUDGETS}, above 0"
+                return f"{_BUDGETS}, at least {_size(_LEAST_BUDGET_BYTES)}"
             case "whole number" | "number":
                 return f"a {self.kind}{self._range(_plain)}"
 
@@ -234,7 +236,10 @@ def _budget(text: str) -> str | None:
         return text
     whole = 2**50
     size = _quietly(lambda text: parse_size(text, whole_bytes=whole), text)
-    return text if size is not None and 0 < size <= whole else None
+    if size is None or not 0 < size <= whole:
+        return None
+    # Who leaves out the unit means anything but bytes.
+    return text if "%" in text or size >= _LEAST_BUDGET_BYTES else None
 
 
 def _size(size_bytes: float) -> str:

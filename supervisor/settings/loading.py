@@ -219,8 +219,11 @@ def _unknown(path: KeyPath, keys: Mapping[KeyPath, Key]) -> str:
     of_a_model = {key.path[-1] for key in model_keys("") if key.one_model}
     if path[0] == "defaults" and path[-1] in of_a_model:
         return f'{sentence}: {path[-1]} belongs to one model, under [models."ID"]'
-    beside = {dotted(known[: len(path)]) for known in keys if known[: len(path) - 1] == path[:-1]}
-    near = _near(dotted(path), beside)
+    known_there = {known[len(path) - 1] for known in keys if known[: len(path) - 1] == path[:-1]}
+    if len(path) == 1:
+        known_there.add("models")
+    leaf = _near(path[-1], known_there)
+    near = dotted((*path[:-1], leaf)) if leaf else None
     if near is None:
         # Perhaps in the wrong table, and perhaps misspelled as well.
         leaves = {known[-1]: dotted(known) for known in reversed(list(keys))}

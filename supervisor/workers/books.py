@@ -15,6 +15,7 @@ from supervisor.settings.keys import dotted
 from supervisor.workers.actions import Traits
 
 _BY_FAR_BYTES: Final = 2 * 2**30
+_NAMED: Final = 5
 RAISE: Final = 1.25
 """By this an estimate is raised, at least, when the system killed the worker while it loaded."""
 
@@ -140,6 +141,12 @@ class Books:
         """The models that can never load, and what they would count for."""
         found = [(entry, self.traits(entry).cost_bytes) for entry in entries if entry.problem is None]
         return [(entry, cost) for entry, cost in found if cost > self.budget_bytes]
+
+    def too_little(self, large: Sequence[tuple[ModelEntry, int]]) -> str:
+        """What to say of these, which are too large: some of them, in a sentence."""
+        named = ", ".join(f"{entry.id} {format_size(needs)}" for entry, needs in large[:_NAMED])
+        more = f" and {len(large) - _NAMED} more" if len(large) > _NAMED else ""
+        return f"memory.budget is {format_size(self.budget_bytes)}, too little to load: {named}{more}"
 
 
 def budget_of(text: str, machine: Machine) -> int:

@@ -84,13 +84,18 @@ class MachineLease:
         return process.pid if process is not None and runs(process) else None
 
     @property
-    def holder(self) -> str:
-        """Who it is, in words."""
+    def name(self) -> str:
+        """Who it is or was, in words."""
         process = self._command or self._asker
-        if process is None:
-            return self._words
-        ended = "" if runs(process) else ", which has ended, but not what it started"
-        return f"{self._words} (pid {process.pid}{ended})"
+        return self._words if process is None else f"{self._words} (pid {process.pid})"
+
+    @property
+    def holder(self) -> str:
+        """Who it is now, in words."""
+        process = self._command or self._asker
+        if process is None or runs(process):
+            return self.name
+        return f"{self._words} (pid {process.pid}, which has ended, but not what it started)"
 
     @property
     def is_left(self) -> bool:

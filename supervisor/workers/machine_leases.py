@@ -48,14 +48,14 @@ class MachineLeases:
         lease = MachineLease(next(self._numbers), holder, unload=unload, pid=pid)
         self._leases[lease.number] = lease
         loaded = [keeper.id for keeper in self._keepers.values() if keeper.state not in ("gone", "failed")]
-        self._events.emit("lease.asked", holder=lease.holder, unload=unload)
+        self._events.emit("lease.asked", holder=lease.name, unload=unload)
         try:
             self._act(self._policy.lease_asked(lease.number, loop.time(), unload=unload))
             yield lease
         finally:
             del self._leases[lease.number]
             held_s = round(loop.time() - lease.since_s, 3) if lease.granted.done() else None
-            self._events.emit("lease.ended", holder=lease.holder, held_s=held_s)
+            self._events.emit("lease.ended", holder=lease.name, held_s=held_s)
             self._act(self._policy.lease_ended(lease.number, loop.time()))
             self._bring_back(loaded if unload else [])
 
@@ -63,7 +63,7 @@ class MachineLeases:
         """The machine is at rest, and belongs to this lease."""
         lease = self._leases[number]
         lease.grant()
-        self._events.emit("lease.granted", holder=lease.holder, unload=lease.unload)
+        self._events.emit("lease.granted", holder=lease.name, unload=lease.unload)
 
     def own(self, token: str, command_pid: int | None) -> LeaseView | None:
         """See `Pool.own_lease`."""
@@ -72,7 +72,7 @@ class MachineLeases:
             if lease.granted.done() and hmac.compare_digest(lease.token.encode(), offered):
                 if command_pid is not None:
                     lease.begin(command_pid)
-                    self._events.emit("lease.held", holder=lease.holder)
+                    self._events.emit("lease.held", holder=lease.name)
                 return lease.view(asyncio.get_running_loop().time())
         return None
 

@@ -137,7 +137,7 @@ class Pool:
         self._begun.set()
         if self._shutdown.begun:
             return
-        named = self._settings.preload
+        named = {self._catalog.names.meant(name) for name in self._settings.preload}
         wanted = [entry for entry in self._catalog.entries() if entry.settings.preload or entry.id in named]
         if not self._preloads.load(wanted):
             self._launcher.replenish()

@@ -30,6 +30,8 @@ class Preloads:
         self._events = events
         self._loader = loader
         self._run = run
+        self.left_out: set[str] = set()
+        """Models that could not be loaded when they were to be."""
 
     def load(self, wanted: Iterable[ModelEntry]) -> bool:
         """Load those of `wanted` that fit beside each other; whether there are any."""
@@ -37,6 +39,7 @@ class Preloads:
         loads = 0
         # Pinned ones can't be put off.
         for entry in sorted(wanted, key=lambda entry: not entry.settings.pin):
+            self.left_out.discard(entry.id)
             cost = self._books.traits(entry).cost_bytes
             if cost > free and entry.problem is None:
                 self._events.emit(
@@ -46,6 +49,7 @@ class Preloads:
                     needs_bytes=cost,
                     budget_bytes=self._books.budget_bytes,
                 )
+                self.left_out.add(entry.id)
                 continue
             free -= cost
             loads += 1
@@ -56,4 +60,5 @@ class Preloads:
         try:
             await self._loader.load(entry)
         except PublicError as error:
+            self.left_out.add(entry.id)
             self._events.emit("preload.failed", level="warning", model=entry.id, reason=error.message)

@@ -62,7 +62,8 @@ class Reload:
             entry
             for entry in found.values()
             if entry.settings.preload
-            and not before.for_model(entry.id).preload
+            # It is new that it shall be there, or perhaps now it can.
+            and (not before.for_model(entry.id).preload or entry.id in self._preloads.left_out)
             and self._policy.phase(entry.id) == "absent"
         )
 

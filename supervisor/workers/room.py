@@ -138,11 +138,13 @@ class _Room:
         """Free when what leaves already is gone; not counted in `free`."""
 
     def relieve(self) -> list[Resident]:
-        """Idle models that leave because the residents have grown over the budget. One alone may stay."""
+        """Idle models that leave because the residents have grown over the budget, or that has shrunk. One
+        alone may stay if it could load as well."""
         leaving: list[Resident] = []
         staying = sum(not model.going for model in self.residents)
         for model in self._at_rest():
-            if self.free + self._coming >= 0 or staying - len(leaving) <= 1:
+            alone = staying - len(leaving) <= 1
+            if self.free + self._coming >= 0 or (alone and model.traits.cost_bytes <= self._budget):
                 break
             leaving.append(model)
             self._choose([model])

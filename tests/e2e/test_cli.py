@@ -213,9 +213,19 @@ def test_a_model_to_load_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 
 def test_models_named_at_the_start_are_loaded_at_once(tmp_path: Path) -> None:
-    config = models_config(a=write_fake_model(tmp_path / "models" / "a"))
-    with Service(tmp_path / "home", fake=True, config=config, arguments=("--model", "a")) as service:
+    """By the id of its folder, too: `there is no such model, only the fallback a` was the answer."""
+    write_fake_model(tmp_path / "home" / "models" / "org" / "model")
+    for folder in (tmp_path / "home", tmp_path / "home" / "models"):
+        folder.chmod(0o700)
+    config = models_config(broken=tmp_path / "nowhere") + "[models.a]\nsource = 'org/model'\n"
+    with Service(tmp_path / "home", fake=True, config=config, arguments=("--model", "org/model")) as service:
         wait_until(lambda: (service.worker("a") or {}).get("state") == "ready", "the model is not loaded")
+        # What can't be loaded is not among the models that it boasts of.
+        assert "models: a (1 can't be loaded: mlx-supervisor list)" in service.output()
+        assert "broken can't be loaded: its folder does not exist" in service.output()
+        assert service.cli("config", "check").stdout.splitlines()[1:] == [
+            "broken can't be loaded: its folder does not exist"
+        ]
 
 
 def test_python_m_is_the_console_script(service: Service) -> None:
@@ -247,6 +257,14 @@ def test_the_settings_are_written_checked_and_shown(tmp_path: Path) -> None:
     path.write_text("[server]\nprot = 1\n")
     wrong = config("check")
     assert wrong.returncode == 1 and f"{path}:2: server.prot is not a setting" in wrong.stderr
+    # What a start would refuse although each value is right.
+    write_tiny(home / "models" / "tiny", Tiny(context=2048))
+    (home / "models").chmod(0o700)
+    path.write_text("[memory]\nbudget = '1MiB'\n[models.tiny]\npin = true\n")
+    wrong = config("check")
+    assert wrong.returncode == 1 and f"{path}:4: the pinned models need" in wrong.stderr
+    fit = nursery.run("supervisor", "fit", "tiny", "--home", str(home))
+    assert "tiny does not fit " in fit.stdout and "where models may take 1.0 MiB" in fit.stdout
     path.write_text("[server]\nport = 7\n")
     shown = json.loads(config("show", "--json").stdout)
     assert {

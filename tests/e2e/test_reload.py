@@ -108,6 +108,29 @@ def test_settings_count_at_once_where_they_can(service: Service, folder: Path) -
     assert "changed, but it counts from the next start on: log\n" in reload(service)
 
 
+def test_what_does_not_go_together_is_told_and_all_else_counts(service: Service, folder: Path) -> None:
+    """It was to be found in `list` alone, and a model without room at the start never came."""
+    write(
+        service,
+        "[server]\nfallback_model = 'nobody'\n[memory]\nbudget = '1MiB'\n[catalog]\nfolders = ['/nowhere']\n"
+        + models_config(a=folder / "a", gone=folder / "gone")
+        + f"[models.b]\nsource = '{folder / 'b'}'\npreload = true\n",
+    )
+    said = reload(service)
+    assert "new: gone\n" in said
+    for sentence in (
+        "catalog.folders: there is no folder /nowhere",
+        "server.fallback_model: there is no model 'nobody', so that names which nobody knows are refused",
+        "gone can't be loaded: its folder does not exist",
+        "memory.budget is 1.0 MiB, too little to load: a ",
+    ):
+        assert sentence in said
+    assert service.worker("b") is None
+    write(service, models_config(a=folder / "a") + f"[models.b]\nsource = '{folder / 'b'}'\npreload = true\n")
+    assert reload(service) == "removed, each ends when it has finished: gone\n"
+    wait_until(lambda: (service.worker("b") or {}).get("state") == "ready", "b is not loaded")
+
+
 def test_sighup_reloads(service: Service, folder: Path) -> None:
     write(service, models_config(a=folder / "a", c=write_fake_model(folder / "c", Load())))
     os.kill(service.pid, signal.SIGHUP)

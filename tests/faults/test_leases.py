@@ -204,6 +204,36 @@ def test_a_command_may_run_another_with_the_machine_that_it_has(service: Service
     assert code == 1 and "give --unload to that run" in told
 
 
+def test_a_command_that_has_the_machine_does_not_wait_for_its_own_end(service: Service) -> None:
+    """It loaded a model, and waited for ever: models rest until the command ends."""
+    for verb in (["load", "a"], ["chat", "a", "-p", "hello"]):
+        inner = [sys.executable, "-m", "supervisor", *verb, "--home", str(service.home)]
+        process = run(service, "--", *inner)
+        code, said, told = process.communicate(timeout=30)
+        assert (code, said) == (1, "") and "it would wait for its own end" in told
+
+
+def test_who_leaves_before_a_load_has_begun_does_not_want_it_any_more(service: Service) -> None:
+    """A load of which nobody hears stood in the queue, and came when the lease had ended."""
+    service.client.post("/api/models/a/unload").raise_for_status()
+    outer = run(service, "--", "sleep", "60")
+    command_of(service, outer)
+    loading = nursery.launch("supervisor", ["load", "a", "--home", str(service.home)])
+    wait_until(lambda: bool(service.engine()["waiting"]), "nobody waits")
+    loading.send_signal(signal.SIGINT)
+    _, said, told = loading.communicate(timeout=20)
+    assert said == "" and told.startswith("waiting for the end of the lease: sleep (pid ")
+    wait_until(lambda: not service.engine()["waiting"], "somebody waits")
+    outer.terminate()
+    outer.communicate(timeout=20)
+    assert service.worker("a") is None
+
+
+def test_an_option_that_run_does_not_know_is_not_its_command(service: Service) -> None:
+    code, _, told = run(service, "--unlod", "--", "true").communicate(timeout=20)
+    assert code == 2 and "Invalid value for --unlod: no such option" in told
+
+
 def test_the_token_of_a_lease_that_is_over_counts_for_nothing(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,13 @@ def test_models_named_at_the_start_are_preloaded(tmp_path: Path) -> None:
         ("[sever]\nport = 1", "config.toml:1: sever is not a setting; did you mean server?"),
         ("port = 1", "config.toml:1: port is not a setting; did you mean server.port?"),
         ("zzz = 1", "config.toml:1: zzz is not a setting"),
+        ("[modles.a]\npin = true", "config.toml:1: modles is not a setting; did you mean models?"),
+        ("[models.a]\nbogus = 1", "config.toml:2: models.a.bogus is not a setting"),
+        (
+            "[memory]\nbudget = 8",
+            'config.toml:2: memory.budget must be a size such as "48GiB", a share of the memory such as '
+            '"60%", or "auto", at least 1MiB, not 8',
+        ),
         ("server = 3", "config.toml:1: server must be a table, [server], not 3"),
         ("[[server]]\nport = 1", 'config.toml:1: server must be a table, [server], not [{"port": 1}]'),
         (
@@ -239,12 +246,12 @@ def test_models_named_at_the_start_are_preloaded(tmp_path: Path) -> None:
         (
             '[memory]\nbudget = "lots"',
             'config.toml:2: memory.budget must be a size such as "48GiB", a share of the memory such as '
-            '"60%", or "auto", above 0, not "lots"',
+            '"60%", or "auto", at least 1MiB, not "lots"',
         ),
         (
             '[memory]\nbudget = "120%"',
             'config.toml:2: memory.budget must be a size such as "48GiB", a share of the memory such as '
-            '"60%", or "auto", above 0, not "120%"',
+            '"60%", or "auto", at least 1MiB, not "120%"',
         ),
         (
             '[models.a]\nadapters = ["~/sql"]',

@@ -197,8 +197,39 @@ def test_the_fallback_takes_unknown_names(home: Home) -> None:
     write_fake_model(home.models / "b")
     names = Catalog(home, settings(fallback="a", b=ModelSettings(aliases=("claude-*",)))).names
     assert [names.find(name) for name in ("a", "b", "claude-x", "gpt-5")] == ["a", "b", "b", "a"]
-    # A fallback that does not exist is no fallback.
-    refusal(Catalog(home, settings(fallback="gone")), "gpt-5")
+    # A fallback that does not exist is no fallback, and that is told.
+    without = Catalog(home, settings(fallback="gone"))
+    refusal(without, "gpt-5")
+    assert "server.fallback_model: there is no model 'gone'" in without.problems[0]
+
+
+def test_a_misspelled_name_is_not_the_fallback_where_a_model_is_meant(home: Home) -> None:
+    """`mlx-supervisor unload` of a name that nobody has unloaded the fallback model."""
+    write_fake_model(home.models / "a")
+    catalog = Catalog(home, settings(fallback="a", b=ModelSettings(source="a", aliases=("claude-*",))))
+    assert catalog.problems == ()
+    for name in ("a", "b", "claude-x"):
+        assert catalog.resolve(name, fallback=False).id == "b"
+    with pytest.raises(PublicError, match="There are: b"):
+        catalog.resolve("nobody", fallback=False)
+    assert catalog.resolve("nobody").id == "b"
+
+
+def test_what_the_settings_name_and_is_not_there_is_told(home: Home) -> None:
+    for name in ("a", "half/broken"):
+        write_fake_model(home.models / name)
+    (home.models / "half" / "broken" / "config.json").unlink()
+    named = settings(
+        gone=ModelSettings(source="/gone"), b=ModelSettings(source="a", aliases=("c", "half/broken"))
+    )
+    catalog = Catalog(home, named)
+    assert catalog.amiss() == [
+        "models.b.aliases: 'half/broken' is a model's own id, and means that model",
+        "gone can't be loaded: its folder does not exist",
+    ]
+    assert not Catalog(home, settings(b=ModelSettings(source="a"))).amiss(), (
+        "others' models are others' matter"
+    )
 
 
 @pytest.mark.parametrize(

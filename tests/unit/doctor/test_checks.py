@@ -112,6 +112,8 @@ def test_memory() -> None:
 
     finding(check_memory(Machine("AMD", "cpu", 32 * GIB)), "ok", "models may take 24.0 GiB")
     finding(check_memory(mac(21, "rule")), "ok", "the GPU may hold 21.0 GiB of 32.0 GiB")
+    finding(check_memory(mac(21, "rule"), "50%"), "ok", "models may take 16.0 GiB (memory.budget)")
+    finding(check_memory(Machine("AMD", "cpu", 32 * GIB), "3GiB"), "ok", "models may take 3.0 GiB of it")
     finding(check_memory(mac(26, "setting")), "ok", "iogpu.wired_limit_mb is set")
     finding(check_memory(mac(31, "setting")), "warn", "freeze", "sudo sysctl iogpu.wired_limit_mb=0")
 

@@ -149,9 +149,13 @@ def test_a_smaller_budget_makes_idle_models_leave_and_no_busy_one() -> None:
     residency = Residency(10)
     serving(residency, traits("a", cost=4), traits("b", cost=4))
     residency.arrived(1, traits("a", cost=4), 1.0)
-    assert residency.allow(3, 100, 1.0) == [Stop("b", "evicted")]
+    assert residency.allow(4, 100, 1.0) == [Stop("b", "evicted")]
     assert residency.left(1, 2.0) == []
     assert residency.gone("b", 3.0) == []
+    # Of a budget in which it could not load it leaves as well; it stayed, over the budget for good.
+    residency.arrived(2, traits("a", cost=4), 4.0)
+    assert residency.allow(3, 100, 4.0) == []
+    assert residency.left(2, 5.0) == [Stop("a", "evicted")]
 
 
 def test_an_exclusive_model_loads_alone_and_stays_alone() -> None:
