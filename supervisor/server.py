@@ -264,6 +264,7 @@ class Supervisor:
         # Disks may be slow. What is looked up meanwhile is what was there before.
         async with self._scanning:
             await asyncio.to_thread(self._catalog.refresh)
+        self._pool.refreshed()
 
     def _hear(self, model: str, activity: Activity) -> None:
         self._tally.hear(model, activity)

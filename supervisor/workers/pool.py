@@ -236,6 +236,12 @@ class Pool:
         self._reload.apply(before, settings)
         self._ticker.plan()
 
+    def refreshed(self) -> None:
+        """The catalog was read anew. The spare has files open of the model that it is likely to load: of one
+        that was removed they would keep their bytes on the disk."""
+        self._reload.forget_gone()
+        self._spare.look_ahead()
+
     @property
     def needed(self) -> int:
         """Requests and leases for which the machine must not fall asleep."""

@@ -67,6 +67,13 @@ class Reload:
             and self._policy.phase(entry.id) == "absent"
         )
 
+    def forget_gone(self) -> None:
+        """The catalog was read anew: nothing is to be known any more of models that it has not and that don't
+        run."""
+        now = asyncio.get_running_loop().time()
+        for model_id in self._entries.keys() - {entry.id for entry in self._catalog.entries()}:
+            self._forget(model_id, now)
+
     def _forget(self, model_id: str, now: float) -> None:
         """The model is gone. What is known of it goes too, with a later reload if it still runs."""
         keeper = self._keepers.get(model_id)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures import nursery
-from tests.fixtures.harness import Service
+from tests.fixtures.harness import Service, wait_until
 from tests.fixtures.models import write_fake_model
 
 
@@ -118,3 +118,21 @@ def test_without_a_supervisor(tmp_path: Path) -> None:
     assert said(cli("rm", "one")).startswith("one removed: ")
     assert said(cli("gc")).splitlines()[-1] == "freed 0 B"
     assert list((home / "models").iterdir()) == []
+
+
+def test_what_is_removed_is_kept_ready_no_more(tmp_path: Path) -> None:
+    """A spare has the files open of the model that had to make room: the disk would keep its bytes."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    for name in ("a", "b", "c"):
+        write_fake_model(home / "models" / name)
+    (home / "models").chmod(0o700)
+    with Service(home, fake=True, config='[defaults]\nexclusive = true\nhold = "0s"\n') as service:
+        for name in ("a", "b"):
+            service.chat(name).raise_for_status()
+        wait_until(lambda: service.engine()["spare"] is not None, "no spare")
+        said(service.cli("rm", "a"))
+        service.chat("c").raise_for_status()
+        log = (home / "logs" / "worker-c.log").read_text()
+    previews = [line.rpartition(" ")[2] for line in log.splitlines() if "preview of" in line]
+    assert previews[-2:] == ["None", str(home / "models" / "c")]

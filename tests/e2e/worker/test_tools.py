@@ -186,7 +186,6 @@ async def test_a_real_model_calls_a_tool_and_answers_with_its_result(starter: Pa
     question = {"role": "user", "content": "What is the weather in Paris?"}
     choice = {"type": "function", "function": {"name": "get_weather"}}
     async with serving(directory=starter) as worker:
-        worker.client.timeout = 90
         first = await post(worker, messages=[question], tools=[tool], tool_choice=choice, max_tokens=40)
         message = first["choices"][0]["message"]
         (call,) = message["tool_calls"]
