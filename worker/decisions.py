@@ -12,7 +12,6 @@ from worker.engine.jobs import Jobs
 from worker.engine.scoring import Ballot, Scorer
 from worker.request import Request
 from worker.text.questions import Question, messages
-from worker.text.template import unsupported
 from worker.text.thinking import Thinking, select_thinking
 
 _HARMONY_HEADER: Final = "<|start|>assistant"
@@ -91,7 +90,7 @@ class Decisions:
     def _prepare(self, material: str, questions: Sequence[Question], param: str) -> _Prepared:
         model = self._completions.model
         if not model.template.usable:
-            raise unsupported(self.model_id)
+            raise model.template.unusable(self.model_id)
         texts = [self._rendered(material, question) for question in questions]
         prompts = self._encoded(texts)
         window = model.context_window

@@ -10,7 +10,6 @@ from shared.errors import PublicError, invalid
 from worker.model.loading import Model
 from worker.request import Request
 from worker.text import boundaries
-from worker.text.template import unsupported
 
 T = TypeVar("T")
 
@@ -104,7 +103,7 @@ class Prompts:
     def _chat_tokens(self, request: Request, *, fits: bool = True) -> list[int]:
         template = self._model.template
         if not template.usable:
-            raise unsupported(self._model_id)
+            raise template.unusable(self._model_id)
         text = template.render(request)
         if fits:
             self._check_length(text, "messages")

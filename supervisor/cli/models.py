@@ -1,5 +1,6 @@
 """What is loaded, and what could be: ps, list, load, unload."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,7 +65,11 @@ def ps(home: HomeOption = None, json: JsonOption = False) -> None:
             say(asking(worker))
     for worker in workers:
         if worker["state"] == "failed":
-            say(f"{worker['id']} died too often; try again with: mlx-supervisor load {worker['id']}")
+            say(f"{worker['id']} is given up: {worker['failure']}; to try again: {_load(worker['id'])}")
+
+
+def _load(model_id: str) -> str:
+    return f"mlx-supervisor load {shlex.quote(model_id)}"
 
 
 _COLUMNS = (

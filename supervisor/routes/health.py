@@ -28,7 +28,7 @@ def _ailment(worker: WorkerView) -> str | None:
     ended = f" ({worker.last_exit.describe()})" if worker.last_exit else ""
     match worker.state:
         case "failed":
-            return f"model {worker.id} failed{ended}"
+            return f"model {worker.id} failed{f': {worker.failure}' if worker.failure else ended}"
         case "restarting":
             return f"model {worker.id} is being restarted{ended}"
         case _:

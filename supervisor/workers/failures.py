@@ -1,6 +1,7 @@
 """What a client is told when no worker can answer it: a sentence that says what happened and what to do."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,15 +28,18 @@ def unavailable(model_id: str, state: str, ended: Exit | None) -> PublicError:
 
 def failed(model_id: str, reason: str, lines: Sequence[str]) -> PublicError:
     """502: the model's load failed, and it is not tried again by itself."""
+    # What it said itself is among its last lines as well.
+    told = "" if any(reason in line for line in lines) else last_words(lines)
     return _unavailable(
         f"Model {model_id!r} can't be loaded: {public(reason)}. It is not tried again until someone loads it "
-        f"(mlx-supervisor load {model_id}) or its settings change." + last_words(lines)
+        f"(mlx-supervisor load {shlex.quote(model_id)}) or its settings change.{told}",
+        again=False,
     )
 
 
 def broken(model_id: str, problem: str) -> PublicError:
     """502: something is wrong with the model's files, so that no load is tried."""
-    return _unavailable(f"Model {model_id!r} can't be loaded: {public(problem)}.")
+    return _unavailable(f"Model {model_id!r} can't be loaded: {public(problem)}.", again=False)
 
 
 def queue_full(model_id: str, limit: int, retry_after_s: float) -> PublicError:
@@ -110,5 +114,6 @@ def public(text: str) -> str:
     return _PATH.sub(r"\1", text)
 
 
-def _unavailable(message: str) -> PublicError:
-    return PublicError(502, "engine_unavailable", message, retry_after_s=1)
+def _unavailable(message: str, *, again: bool = True) -> PublicError:
+    """`again` says whether another try may end otherwise."""
+    return PublicError(502, "engine_unavailable", message, retry_after_s=1 if again else None)

@@ -15,6 +15,7 @@ from supervisor.system.pressure import Level
 from supervisor.workers.actions import Waiting
 from supervisor.workers.books import Books
 from supervisor.workers.exits import Exit
+from supervisor.workers.failures import public
 from supervisor.workers.keeper import Keeper
 from supervisor.workers.launcher import Launcher
 from supervisor.workers.leases import LeaseView
@@ -65,6 +66,8 @@ class WorkerView(msgspec.Struct, frozen=True):
     """What it may take."""
     asks: "AskView | None" = None
     """For a row that needs more."""
+    failure: str | None = None
+    """Why it is not tried again by itself; None unless it has failed."""
     why: Reason | None = None
     leaves_s: float | None = None
     """In how many seconds it leaves if nobody asks for it; None if it stays, or is in use."""
@@ -166,6 +169,7 @@ def worker_view(keeper: Keeper, policy: Residents, books: Books, now: float) -> 
         booked_bytes=resident.booked_bytes if resident else 0,
         share_bytes=resident.told_bytes if resident else 0,
         asks=_ask(resident, dict(policy.holders()), now) if resident else None,
+        failure=public(keeper.failure.reason) if keeper.failure else None,
         why=_reason(resident, now) if resident else None,
         leaves_s=None if expires_s is None or math.isinf(expires_s) else round(max(0.0, expires_s - now), 3),
     )

@@ -133,6 +133,17 @@ def test_a_model_that_cannot_be_loaded_says_why(service: Service) -> None:
     assert "mlx-supervisor load broken" in shown
 
 
+def test_a_model_that_is_given_up_says_why(service: Service) -> None:
+    """`ps` said that it had died too often, of one that was tried once."""
+    assert service.chat("broken").status_code == 502
+    (told,) = [line for line in said(service.cli("ps")).splitlines() if line.startswith("broken is")]
+    assert re.fullmatch(
+        r"broken is given up: .*told to fail.*; to try again: mlx-supervisor load broken", told
+    )
+    (reason,) = service.client.get("/health").json()["reasons"]
+    assert reason.startswith("model broken failed: ") and "told to fail" in reason
+
+
 def test_chat_once(service: Service) -> None:
     ran = service.cli("chat", "gpt-4o-mini", "-p", "Hello")
     assert said(ran).strip()

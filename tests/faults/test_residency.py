@@ -193,6 +193,8 @@ async def test_a_load_that_would_fail_the_same_way_again_is_told_after_the_first
     async with running(tmp_path) as bench:
         assert "was told to fail" in (await bench.refused(bench.model("a", Load(fail=kind)))).message
         assert bench.kinds("a").count("worker.starting") == 1
+        worker = bench.worker("a")
+        assert worker is not None and worker.failure is not None and "was told to fail" in worker.failure
 
 
 async def test_a_failed_model_is_tried_again_by_hand_or_after_a_change(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def explain(error: Exception, doing: str = "", *, unknown: FailureKind = Failure
         return error
     text = str(error) or type(error).__name__
     kind = _kind(error, text) or unknown
-    if kind in (FailureKind.OTHER, FailureKind.UNUSABLE):
+    if kind in (FailureKind.OTHER, FailureKind.UNUSABLE) and type(error) is not Exception:
         text = f"{type(error).__name__}: {text}"
     return LoadError(kind, f"{doing}: {text}" if doing else text)
 

@@ -5,15 +5,18 @@ the first, two turns of one role in a row, or any system message at all. A conve
 refuses is reshaped, as little as needed, and tried again.
 """
 
-import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
+from jinja2 import TemplateSyntaxError
 
 from shared.errors import PublicError, invalid
 from shared.launch import RESERVED_ARGUMENTS
 from worker.request import Message, Request
+
+log = logging.getLogger(__name__)
 
 
 class ChatTokenizer(Protocol):
@@ -34,17 +37,28 @@ class Template:
         self._knows_developer = isinstance(source, str) and "developer" in source
         # Only gpt-oss's has this name for reasoning; it means something else in others.
         self._knows_thinking = isinstance(source, str) and "message.thinking" in source
+        self._problem = "" if tokenizer.has_chat_template else "it has no chat template"
 
     def compile(self) -> None:
         """Have it compiled now, so that the first conversation need not wait for that."""
-        if self.usable:
-            # It may refuse so short a conversation; then it is compiled as well.
-            with contextlib.suppress(Exception):
-                self._tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+        if not self.usable:
+            return
+        try:
+            self._tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+        except TemplateSyntaxError as error:
+            self._problem = f"its chat template is damaged (line {error.lineno}: {error.message})"
+            log.warning("no chats: %s", self._problem)
+        # It may refuse so short a conversation; then it is compiled as well.
+        except Exception as error:
+            log.debug("the chat template refuses a short conversation: %s", error)
 
     @property
     def usable(self) -> bool:
-        return self._tokenizer.has_chat_template
+        return not self._problem
+
+    def unusable(self, model: str) -> PublicError:
+        """Why the model can't chat."""
+        return PublicError(501, "unsupported", f"{model!r} can't chat: {self._problem}.")
 
     def render(self, request: Request) -> str:
         """The prompt's text. Raises PublicError 400 when the template refuses the conversation."""
@@ -89,10 +103,6 @@ def check_arguments(arguments: dict[str, Any], param: str) -> None:
     for name in arguments:
         if name in RESERVED_ARGUMENTS or not name.isidentifier():
             raise invalid(f"`{name}` can't be passed to the chat template.", param=f"{param}.{name}")
-
-
-def unsupported(model: str) -> PublicError:
-    return PublicError(501, "unsupported", f"{model!r} has no chat template, so it can't chat.")
 
 
 def _shapes(messages: list[Message]) -> Iterator[list[Message]]:

@@ -79,3 +79,16 @@ def test_a_template_that_refuses_everybody_is_read(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{{ raise_exception('no') }}")
     assert read_writing(tiny_model(), str(template)).template.usable
+
+
+def test_a_template_that_is_none_is_not_the_conversations_fault(tmp_path: Path) -> None:
+    """Each chat was answered 400, as if another conversation would do."""
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ messages }}\n{% if %}")
+    template = read_writing(tiny_model(), str(path)).template
+    assert not template.usable
+    error = template.unusable("tiny")
+    assert error.status == 501
+    assert error.message.startswith(
+        "'tiny' can't chat: its chat template is damaged (line 2: Expected an expr"
+    )

@@ -35,6 +35,21 @@ def test_a_traceback_is_told_by_its_last_line() -> None:
         assert hidden not in error.message
 
 
+def test_what_a_load_said_itself_is_told_once_and_not_to_be_tried_again() -> None:
+    """The reason came twice, and `retry-after: 1` beside `it is not tried again`."""
+    reason = "the tokenizer can't be read: EOF at line 2"
+    lines = (f"ERROR worker: the model could not be loaded: {reason}",)
+    error = failures.failed("a b", reason, lines)
+    assert error.message == (
+        f"Model 'a b' can't be loaded: {reason}. It is not tried again until someone loads it "
+        "(mlx-supervisor load 'a b') or its settings change."
+    )
+    assert not [name for name, _ in error.headers() if name == b"retry-after"]
+    assert not [
+        name for name, _ in failures.broken("a", "no config.json").headers() if name == b"retry-after"
+    ]
+
+
 def test_a_death_is_told_with_its_last_line() -> None:
     ended = exit_of(-11, "ready", cause=None, lived_s=3.0, last_lines=("first", "out of bounds"))
     error = failures.unavailable("a", "restarting", ended)
