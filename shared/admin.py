@@ -71,7 +71,8 @@ class Trimmed(msgspec.Struct, frozen=True):
 
 
 class LimitAsked(msgspec.Struct, frozen=True):
-    """`POST /admin/memory/limit`: take no more than `bytes` from now on. What runs already goes on.
+    """`POST /admin/memory/limit`: take no more than `bytes` from now on. What runs goes on as far as it
+    was let.
 
     A row that needs more waits, and `wanted_bytes` of the next readings asks for it.
     """
@@ -82,7 +83,10 @@ class LimitAsked(msgspec.Struct, frozen=True):
     pinned: dict[str, int] = {}
     """Models that always stay beside it, and what they hold."""
     back: bool = False
-    """Give rows back that need more than `bytes`, instead of letting them wait."""
+    """Give rows back that need more than `bytes`, instead of letting them wait, unless their request has
+    begun."""
+    cut: bool = False
+    """Give those back too, or end them with what they have said where the client has some of it."""
 
 
 class Limited(msgspec.Struct, frozen=True):

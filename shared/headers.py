@@ -22,7 +22,7 @@ NAMING: Final = (
 PASSED_ON: Final = (b"content-type", b"accept", *NAMING)
 """Headers that a worker gets of a client. The others stay here: keys, hosts, who is said to have asked."""
 HANDED_BACK: Final = b"x-handed-back"
-"""Of a worker's 503: nothing was done for the request, whose supervisor is to find another moment for it."""
+"""Of a worker's 503: nothing of an answer was told, and the supervisor is to find another moment for it."""
 _ONCE: Final = frozenset({b"host", b"origin", b"content-type", b"sec-fetch-site"})
 
 

@@ -52,10 +52,14 @@ class Memory(msgspec.Struct, frozen=True):
     """KV cache of the running rows, and of the draft."""
     prompt_cache_bytes: int = 0
     reserved_bytes: int = 0
-    """The process, the weights, and what the rows that were let in will hold in the end, as far as can be
-    told."""
+    """The process, the weights, and what the rows that run may come to hold before they ask for more."""
     wanted_bytes: int = 0
-    """What it would have to be allowed to take for a row that waits; 0 when none needs more than it may."""
+    """What it would have to be allowed to take for a row that waits for more, or will need it soon; 0 without
+    one."""
+    wanted_to_go_on: bool = False
+    """Whether that is for a request that has begun: it can't well be given back."""
+    stalled: bool = False
+    """Whether no row runs until such a one goes on."""
     number: int = 0
     """Counts the readings of one process: what a later one says is true."""
     working_set_bytes: int = 0

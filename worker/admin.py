@@ -37,11 +37,12 @@ from worker.api.exchange import Exchange
 from worker.api.validation import check_range, decode
 from worker.completion import Completions
 from worker.engine.activity import Feed
-from worker.engine.admission import Admission, Lease
+from worker.engine.admission import Admission
 from worker.engine.jobs import Jobs
 from worker.engine.prompt_state import PromptState
 from worker.engine.share import Share
 from worker.engine.thread import Engine
+from worker.engine.turns import Lease
 from worker.request import Asked, Message, Request
 from worker.text.events import Finished, FinishReason, TextDelta
 
@@ -51,6 +52,8 @@ MAX_DRAIN_MS: Final = 86_400_000
 _READING_S: Final = 1.0
 _CHANGE: Final = 0.01
 """A memory reading is news when a figure moved by this share of the footprint."""
+_ASKS: Final = ("wanted_bytes", "wanted_to_go_on", "stalled")
+"""What is news however little it changed."""
 
 
 class Admin:
@@ -169,7 +172,7 @@ class Admin:
             raise loading()
         check_range(asked.most_bytes, "most_bytes", 0, float("inf"))
         left = self.share.limit(
-            asked.bytes, most_bytes=asked.most_bytes, pinned=asked.pinned, back=asked.back
+            asked.bytes, most_bytes=asked.most_bytes, pinned=asked.pinned, back=asked.back, cut=asked.cut
         )
         await exchange.answer(200, msgspec.json.encode(Limited(left.kv_bytes, self._read_memory())))
 
@@ -267,7 +270,7 @@ def _first(errors: BaseExceptionGroup[PublicError]) -> PublicError:
 
 
 def _moved(before: Memory, now: Memory) -> bool:
-    if now.wanted_bytes != before.wanted_bytes:
+    if any(getattr(now, name) != getattr(before, name) for name in _ASKS):
         return True
     tolerance = _CHANGE * max(before.footprint_bytes, 1)
     figures = ("active_bytes", "cache_bytes", "footprint_bytes", "kv_bytes", "reserved_bytes")

@@ -38,8 +38,8 @@ from worker.engine.activity import REQUEST_ID, Feed
 from worker.engine.admission import Admission
 from worker.engine.jobs import Jobs
 from worker.engine.memory import bound_allocator, process_bytes, read_memory, working_set_bytes
-from worker.engine.needs import Needs, measure
-from worker.engine.opening import make_embedder, open_engine
+from worker.engine.needs import Needs, Room, measure
+from worker.engine.opening import make_embedder, most_scores, open_engine
 from worker.engine.prompt_cache import PromptCache
 from worker.engine.prompt_scores import PromptScorer
 from worker.engine.prompt_state import PromptState
@@ -247,17 +247,10 @@ class App:
             state = await self._keep_state(model)
             embedder = make_embedder(model, record.options)
             assert self._share is not None
-            pass_bytes = self._share.room.pass_bytes
             await self._engine.open(
-                lambda: open_engine(
-                    model,
-                    record.options,
-                    state.cache,
-                    embedder,
-                    self._ranks,
-                    pass_bytes=pass_bytes,
-                )
+                lambda: open_engine(model, record.options, state.cache, embedder, self._ranks)
             )
+            self._bound_scores(model, self._share)
             mounts = await self._mount(model, state)
         except LoadError:
             raise
@@ -316,6 +309,15 @@ class App:
                 load_s=time.monotonic() - started,
             )
         )
+
+    def _bound_scores(self, model: Model, share: Share) -> None:
+        """Let steps compute with what the share leaves for that, whenever it changes."""
+
+        def bound(room: Room) -> None:
+            self._engine.compare(most_scores(model, room.pass_bytes))
+
+        share.on_room = bound
+        bound(share.room)
 
     async def _mount(self, model: Model, state: PromptState) -> Mounts:
         """Load the adapters that the record names. Raises LoadError."""
@@ -381,6 +383,8 @@ class App:
             prompt_cache_bytes=0 if self._state is None else self._state.nbytes,
             reserved_bytes=0 if share is None else share.reserved_bytes,
             wanted_bytes=0 if share is None else share.wanted_bytes,
+            wanted_to_go_on=self._admission.wants_to_go_on,
+            stalled=self._admission.stalled,
             number=self._readings,
             working_set=self._working_set_bytes,
         )

@@ -5,6 +5,7 @@ A Request becomes a prompt, waits for a row, and comes back as a stream of reply
 
 import asyncio
 import itertools
+import logging
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -13,30 +14,34 @@ from typing import Final, TypeVar
 import msgspec
 
 from shared.errors import PublicError
+from shared.headers import HANDED_BACK
 from shared.launch import Effort
 from shared.launch import Sampling as SamplingDefaults
 from worker.adapters import Mounts
 from worker.engine.activity import Feed
-from worker.engine.admission import Admission, Lease, Turn
+from worker.engine.admission import Admission
 from worker.engine.prompt_state import PromptState
 from worker.engine.rows import Report, Row
 from worker.engine.sampling import seed_of
 from worker.engine.thread import Engine
+from worker.engine.turns import Lease, Turn
 from worker.guides import Guide, Guides
 from worker.model.loading import Model
 from worker.prompts import Prompts
-from worker.reply import Account, Choices, Reply
+from worker.reply import AHEAD, Account, Choices, Reply
 from worker.request import Request, resolve
 from worker.text.assembler import Assembler
 from worker.text.logprobs import TokenTexts
 from worker.text.thinking import says_thinking, thinking_arguments
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _FORESEEN: Final = 2048
 """Tokens of an answer that memory is kept free for, when it may be longer: few answers are."""
-_AHEAD: Final = 256
-"""Tokens that an answer which became longer is still expected to have."""
+_PIECE: Final = 1024
+"""Tokens by which an answer that becomes longer is promised more."""
 
 
 class Completions:
@@ -183,10 +188,15 @@ class Completions:
 
     def cancel(self, reply_id: str) -> bool:
         """End the reply with this id; False when there is none."""
+        cancelled = PublicError(499, "cancelled", "The request was cancelled by the operator.")
+        return self._end_all(reply_id, cancelled)
+
+    def _end_all(self, reply_id: str, error: PublicError) -> bool:
+        """End all answers of a request; False when there is none to end."""
         found = [reply for reply in self._replies.values() if reply.id == reply_id and not reply.over]
         # The last ones first: those in front of them would only make room for them.
         for reply in reversed(found):
-            reply.fail(PublicError(499, "cancelled", "The request was cancelled by the operator."))
+            reply.fail(error)
             self._drop(reply)
         return bool(found)
 
@@ -206,13 +216,19 @@ class Completions:
         for output in report.outputs:
             row, finish = output.row, output.finish
             reply = replies[row]
-            if not reply.over and reply.push(output) and finish is None:
-                # A stop sequence: the engine does not know yet.
-                self._engine.remove(row)
+            stalled = finish == "length" and self._stalls(reply)
+            if not reply.over:
+                over = reply.push(output._replace(finish=None) if stalled else output)
+                if over and finish is None:
+                    # A stop sequence: the engine does not know yet.
+                    self._engine.remove(row)
+                elif finish is None and len(reply.said) >= reply.wants_at:
+                    reply.wants_at = reply.row.max_tokens
+                    self._admission.want(self._turns[row], min(reply.whole, reply.tokens + AHEAD + _PIECE))
             if finish is not None:
-                self._leave(row)
+                self._put_back(row)
         for row in report.removed:
-            self._leave(row)
+            self._put_back(row)
         for row in report.failed:
             replies[row].fail(PublicError(500, "engine_error", "The engine failed on this request."))
             self._leave(row)
@@ -262,6 +278,9 @@ class Completions:
             lambda: self._length(number),
             adapter=adapter,
             refuse=lambda error: self._refuse(number, error),
+            grown=lambda: self._grown(number),
+            set_aside=lambda: self._engine.remove(number),
+            begun=lambda: self._replies[number].account.has_started,
         )
 
     def _reply(
@@ -316,25 +335,45 @@ class Completions:
         )
 
     def _start(self, number: int) -> None:
-        reply = self._replies[number]
-        reply.start()
+        row = self._replies[number].start(self._turns[number].promised)
         self._state.make_room(self._admission.rows_bytes)
-        self._engine.insert(reply.row)
+        self._engine.insert(row)
+
+    def _grown(self, number: int) -> None:
+        tokens = self._turns[number].promised
+        self._replies[number].promise(tokens)
+        self._state.make_room(self._admission.rows_bytes)
+        self._engine.allow(number, tokens)
+
+    def _stalls(self, reply: Reply) -> bool:
+        """Whether the token that comes is but the last one that there is memory for now."""
+        tokens = reply.tokens + 1
+        return tokens < reply.whole and self._admission.can_go_on(tokens)
 
     def _refuse(self, number: int, error: PublicError) -> None:
+        """There is no memory for the row, or none before this model leaves."""
         reply = self._replies[number]
-        if not reply.over:
+        handed_back = any(name == HANDED_BACK for name, _ in error.headers())
+        if reply.over:
+            return
+        if handed_back and not reply.account.told:
+            # All of it is asked for again, so nothing of it is to be computed here.
+            self._end_all(reply.id, error)
+            return
+        if handed_back or reply.said:
+            log.warning("%s ends after %d tokens: there is no memory for more", reply.id, len(reply.said))
+            reply.cut()
+        else:
             reply.fail(error)
-            self._drop(reply)
+        self._drop(reply)
 
     def _length(self, number: int) -> int:
         """Tokens that memory is to be there for."""
         reply = self._replies.get(number)
         if reply is None:
             return 0
-        row = reply.row
-        whole = len(row.prompt) + row.max_tokens
-        return min(whole, max(len(row.prompt) + _FORESEEN, reply.tokens + _AHEAD))
+        foreseen = reply.tokens + AHEAD + _PIECE if reply.said else reply.tokens + _FORESEEN
+        return min(reply.whole, foreseen)
 
     def _drop(self, reply: Reply) -> None:
         """The reply is over before the engine is done with it."""
@@ -344,6 +383,14 @@ class Completions:
             self._engine.remove(number)
         else:
             self._leave(number)
+
+    def _put_back(self, number: int) -> None:
+        """The row is out of the engine: it is over, or waits for room to go on."""
+        reply = self._replies[number]
+        if reply.over:
+            self._leave(number)
+        else:
+            self._admission.stall(self._turns[number], reply.tokens)
 
     def _leave(self, number: int) -> None:
         turn = self._turns.pop(number, None)

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Final, Literal, Self
 
+import msgspec
+
 from shared.activity import FirstToken, RequestFinished, RequestStarted
 from shared.errors import PublicError
 from worker.engine.activity import REQUEST_ID, Feed
@@ -16,6 +18,9 @@ from worker.text.assembler import Assembler
 from worker.text.events import Finished, ReplyEvent, Usage, total_usage
 
 Ending = Literal["stop", "length", "cancelled", "failed"]
+
+AHEAD: Final = 256
+"""So many tokens before an answer comes to the end of what it was promised, it is to be promised more."""
 
 # A request with several answers ends as the worst of them does.
 _WORST_FIRST: Final[tuple[Ending, ...]] = ("failed", "cancelled", "length", "stop")
@@ -36,12 +41,16 @@ class Account:
         self._proposed_tokens = 0
         self._accepted_tokens = 0
         self._answers = 0
+        self._stream = False
         self._endings: list[Ending] = []
+        self.told = False
+        """Whether something of it has reached the client."""
 
     def begin(self, kind: str, *, prompt_tokens: int, answers: int, stream: bool) -> None:
         """Its prompts are known, and how many answers there will be."""
         self._prompt_tokens = prompt_tokens
         self._answers = answers
+        self._stream = stream
         self._feed.say(
             RequestStarted(self.id, time.monotonic(), kind, prompt_tokens, stream, REQUEST_ID.get())
         )
@@ -50,6 +59,15 @@ class Account:
         """A row is free for one of its answers and the engine was told."""
         if self._started is None:
             self._started = time.monotonic()
+
+    @property
+    def has_started(self) -> bool:
+        """Whether one of its answers has had a row."""
+        return self._started is not None
+
+    def taken(self) -> None:
+        """Events of one of its answers were taken: of a stream they go out now, else all in the end."""
+        self.told = self._stream
 
     def token(self) -> None:
         """One of its answers got a token."""
@@ -105,10 +123,14 @@ class Reply:
         """`marked` tokens of the prompt end where the client wants it kept."""
         self.id = account.id
         self.row = row
+        self.said: list[int] = []
+        """Its tokens so far."""
+        self.wants_at = row.max_tokens
+        """With so many tokens it should be promised memory for more; never reached if it has all."""
         self.created = int(time.time())
         self._assembler = assembler
         self._cancel = cancel
-        self._account = account
+        self.account = account
         self._events: list[ReplyEvent] = []
         self._error: PublicError | None = None
         self._ready = ready
@@ -170,11 +192,36 @@ class Reply:
     def take(self) -> list[ReplyEvent]:
         """The events since the last time."""
         events, self._events = self._events, []
+        if events:
+            self.account.taken()
         return events
 
-    def start(self) -> None:
-        """A row is free and the engine was told."""
-        self._account.started()
+    def start(self, tokens: int) -> Row:
+        """A row is free, with memory for so many tokens of prompt and answer. Returns what the engine is to
+        compute, which goes on from what is said already."""
+        self.account.started()
+        self.promise(tokens)
+        row, said = self.row, self.said
+        if said:
+            row = msgspec.structs.replace(
+                row,
+                prompt=[*row.prompt, *said],
+                min_tokens=max(0, row.min_tokens - len(said)),
+                # Its prompt is not that of the others any more.
+                family=None,
+                said=len(said),
+            )
+        return msgspec.structs.replace(row, max_tokens=tokens - len(row.prompt), whole=self.whole)
+
+    def promise(self, tokens: int) -> None:
+        """There is memory for so many tokens of prompt and answer."""
+        everything = tokens >= self.whole
+        self.wants_at = self.row.max_tokens if everything else tokens - AHEAD - len(self.row.prompt)
+
+    @property
+    def whole(self) -> int:
+        """Tokens that prompt and answer may have."""
+        return len(self.row.prompt) + self.row.max_tokens
 
     def begun(self, cached_tokens: int) -> None:
         """The row is in the engine, and so many tokens of its prompt need no computing."""
@@ -183,21 +230,29 @@ class Reply:
     @property
     def tokens(self) -> int:
         """Prompt and answer so far."""
-        return len(self.row.prompt) + self._assembler.completion_tokens
+        return len(self.row.prompt) + len(self.said)
 
     def push(self, output: Output) -> bool:
         """Take the engine's next token; true when it was the last one."""
-        self._account.token()
+        self.account.token()
+        self.said.append(output.token)
         self._assembler.proposed_tokens += output.proposed
         self._assembler.accepted_tokens += output.drafted
-        events = self._assembler.push(output.token, output.finish, output.logprobs)
+        self._add(self._assembler.push(output.token, output.finish, output.logprobs))
+        return self.over
+
+    def cut(self) -> None:
+        """End it with what it has said, as if it had been allowed no more: there is no memory for that."""
+        if not self.over:
+            self._add(self._assembler.cut())
+
+    def _add(self, events: list[ReplyEvent]) -> None:
         if events:
             self._events += events
             self._ready.set()
             last = events[-1]
             if isinstance(last, Finished):
                 self._finish(last)
-        return self.over
 
     def _finish(self, last: Finished) -> None:
         failure = None if self.row.control is None else self.row.control.failure
@@ -219,7 +274,7 @@ class Reply:
 
     def end(self, ending: Ending) -> None:
         self.over = True
-        self._account.end(ending, self._assembler)
+        self.account.end(ending, self._assembler)
 
 
 class Choices:

@@ -122,7 +122,7 @@ def asking(worker: dict[str, Any]) -> str:
     held = ", ".join(f"{name} ({format_size(size)})" for name, size in asks["behind"].items())
     more = format_size(max(0, asks["bytes"] - worker["share_bytes"]))
     return (
-        f"{worker['id']} waits for {more} more for a long prompt{f', held by {held}' if held else ''}, "
+        f"{worker['id']} waits for {more} more for a long row{f', held by {held}' if held else ''}, "
         f"since {format_duration(asks['since_s'])}"
     )
 

@@ -125,6 +125,10 @@ _SENTENCES: Final[dict[str, tuple[str, ...]]] = {
     "worker.failed": ("{model}: given up: {reason}; to try again: mlx-supervisor load {model}",),
     "worker.gone": ("{model}: unloaded",),
     "worker.asks": ("{model}: a row needs {wanted_bytes} and may take {share_bytes}; it waits for {behind}",),
+    "worker.cuts": (
+        "{model}: an answer ends at what there is room for in {share_bytes}: it and one of another model "
+        "needed each other's",
+    ),
     "model.too_large": (
         "{model}: needs {needs_bytes} and can't be loaded: all models together may take {budget_bytes} "
         "(memory.budget)",

@@ -106,7 +106,10 @@ class Share(msgspec.Struct, frozen=True):
     most_bytes: int
     """It can be given so much, if it asks and waits."""
     back: bool = False
-    """Rows that need more than it may take are given back: they would wait for one who waits for them."""
+    """Rows that need more than it may take are given back, unless their requests have begun: they would wait
+    for one who waits for them."""
+    cut: bool = False
+    """Those that have begun, too, or they end as they are."""
 
 
 class Lease(msgspec.Struct, frozen=True):

@@ -47,8 +47,17 @@ class LeaseQueue:
             actions.append(GiveBack(model.traits.id))
         return actions
 
-    def bring_to_rest(self, models: Collection[Resident]) -> Iterator[Action]:
-        """What is still to be done for the first of those who want the machine."""
+    def let_go(self, models: Collection[Resident]) -> Iterator[Action]:
+        """Give back, for now, the workers that were leased for it, or are to be: a row needs their room."""
+        for model in models:
+            if model.ours != "no" and not self._granted:
+                model.leased = model.leased and model.ours != "held"
+                model.ours = "no"
+                yield GiveBack(model.traits.id)
+
+    def bring_to_rest(self, models: Collection[Resident], *, waits: bool) -> Iterator[Action]:
+        """What is still to be done for the first of those who want the machine. While it `waits` for a row
+        that goes on, no worker is leased."""
         lease, unload = next(iter(self._leases.items()))
         for model in models:
             if unload and (model.phase == "starting" or model.at_rest or model.ours == "held"):
@@ -57,6 +66,8 @@ class LeaseQueue:
                     model.leased = False
                     yield GiveBack(model.traits.id)
                 yield model.stop("leased")
+            elif waits:
+                continue
             elif model.phase == "ready" and model.ours == "no" and not model.admitted and not model.going:
                 model.ours = "asked"
                 yield Lease(model.traits.id)

@@ -330,6 +330,8 @@ class Pool:
                     max(memory.footprint_bytes, memory.reserved_bytes),
                     self._loop.time(),
                     wanted_bytes=memory.wanted_bytes,
+                    goes_on=memory.wanted_to_go_on,
+                    stalled=memory.stalled,
                     least_bytes=lasting_bytes(memory) - memory.kv_bytes,
                 )
             )

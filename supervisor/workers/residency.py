@@ -20,8 +20,9 @@ ready is served within that turn even if it has to yield at once.
 A lease of the whole machine stops the admission and every load. It is granted when what runs has finished,
 what loads has loaded, what leaves has left, and each worker has been leased (or unloaded, if that was asked).
 
-A worker may take no more than it was told (see `sharing`). For a row that needs more it *asks*, by a reading
-of its memory, until it is told more, or that there will never be so much, or to give the row back.
+A worker may take no more than it was told (see `sharing`). For a row that needs more, or is going to need it
+soon, it *asks*, by a reading of its memory, until it is told more, or that there will never be so much, or to
+give the row back.
 """
 
 import itertools
@@ -40,7 +41,7 @@ from supervisor.workers.actions import (
 )
 from supervisor.workers.resident import Resident
 from supervisor.workers.residents import Residents
-from supervisor.workers.room import plan
+from supervisor.workers.room import Plan, plan
 from supervisor.workers.sharing import share_out
 
 
@@ -56,6 +57,7 @@ class Residency(Residents):
         self._closing = False
         self._reserved_bytes = 0
         self._tight = False
+        self._going_on = False
         self.unshared = False
         """Whether `share_out` may have something new to say."""
 
@@ -205,25 +207,29 @@ class Residency(Residents):
         now: float,
         *,
         wanted_bytes: int = 0,
+        goes_on: bool = False,
+        stalled: bool = False,
         least_bytes: int = 0,
     ) -> list[Action]:
         """What the worker really holds, or has promised to. It never counts for less than its cost: it may
         need that again.
 
         `least_bytes` it holds without rows and what it keeps of them; `wanted_bytes` is the share that it
-        asks for, 0 if it needs none.
+        asks for, 0 if it needs none. `goes_on` tells whether that is for a request that has begun, `stalled`
+        whether nothing runs until it has that.
         """
         model = self._models.get(model_id)
         if model is None or not model.resident:
             return []
-        before, wanted = model.booked_bytes, model.wanted_bytes
+        before, asked = model.booked_bytes, (model.wanted_bytes, model.goes_on, model.stalled)
         model.booked_bytes = max(model.cost_bytes, footprint_bytes)
         model.least_bytes = max(model.cost_bytes, least_bytes)
-        model.ask(wanted_bytes, now)
-        if model.booked_bytes == before and wanted == wanted_bytes:
+        model.ask(wanted_bytes, now, goes_on=goes_on, stalled=stalled)
+        asks = (model.wanted_bytes, model.goes_on, model.stalled)
+        if model.booked_bytes == before and asks == asked:
             return []
         self.unshared = True
-        news = wanted != wanted_bytes or self._over_budget or self._tight or model.booked_bytes < before
+        news = asks != asked or self._over_budget or self._tight or model.booked_bytes < before
         return self._settle(now) if news else []
 
     def limited(self, model_id: str, share_bytes: int, now: float) -> list[Action]:
@@ -365,6 +371,9 @@ class Residency(Residents):
     def _settle(self, now: float) -> list[Action]:
         actions: list[Action] = []
         for model in self._models.values():
+            if self._leases and not model.admitted:
+                # Nobody is let in: who waits keeps no worker from its rest, nor from leaving.
+                model.turn = 0
             if model.leaving and (
                 model.at_rest or (self._closing and model.phase == "ready" and model.unused)
             ):
@@ -377,7 +386,7 @@ class Residency(Residents):
                 actions.append(model.stop("pressure"))
         actions += self._make_room(now)
         if self._leases and not self._closing:
-            actions += self._leases.bring_to_rest(self._models.values())
+            actions += self._leases.bring_to_rest(self._models.values(), waits=self._going_on)
         if not self._leases:
             for model in self._models.values():
                 actions += [Admit(request, model.traits.id) for request in model.let_in(now)]
@@ -391,14 +400,13 @@ class Residency(Residents):
         return actions
 
     def _make_room(self, now: float) -> Iterator[Action]:
-        given_away = bool(self._leases) or self._closing
-        made = plan(
-            self._models.values(),
-            self._budget_bytes,
-            now,
-            loads=not (given_away or self._pressed),
-            returns=given_away,
-        )
+        made = self._plan(now)
+        if made.going_on and self._leases:
+            # What has begun ends first, and needs what those hold that are leased for it already.
+            let_go = list(self._leases.let_go(self._models.values()))
+            yield from let_go
+            made = self._plan(now) if let_go else made
+        self._going_on = made.going_on
         self._reserved_bytes, self._tight, self.unshared = made.reserved_bytes, made.tight, True
         for model, why in made.refuse:
             yield from self._refuse_waiting(model, why)
@@ -421,6 +429,11 @@ class Residency(Residents):
             # Nobody came back for it yet, and now its room is wanted.
             if model.abandoned_at_s is not None:
                 yield model.stop("abandoned")
+
+    def _plan(self, now: float) -> Plan:
+        given_away = bool(self._leases) or self._closing
+        loads = not (given_away or self._pressed)
+        return plan(self._models.values(), self._budget_bytes, now, loads=loads, returns=given_away)
 
     def _refuse_new(self, request: int, model: Resident, why: Why) -> list[Action]:
         if model.phase == "absent" and not model.waiting and not model.admitted:

@@ -30,13 +30,19 @@ class Resident:
     share_bytes: int = 0
     """What its worker takes for what it may take, at most: a smaller share counts when it has said so."""
     wanted_bytes: int = 0
-    """The share that it asks for, for a row that waits; 0 is none."""
+    """The share that it asks for, for a row that waits or grows; 0 is none."""
+    goes_on: bool = False
+    """Whether that is for a request that has begun, which can't well be given back."""
+    stalled: bool = False
+    """Whether nothing of it runs until it has that."""
     asked_s: float = 0.0
     """Since when it asks."""
     granted: bool = False
     """What it asks for is kept free for it."""
     back: bool = False
     """What it asks for can't be given before it has left itself, so its row waits here for that."""
+    cut: bool = False
+    """Nor can what it needs to go on, and it has nothing left to give back: an answer ends as it is."""
     waiting: dict[int, float] = field(default_factory=dict)
     """Request -> when it came, first in first out."""
     admitted: set[int] = field(default_factory=set)
@@ -207,8 +213,13 @@ class Resident:
         self.turn_s = -math.inf
         self.further = FURTHER_TURNS
 
-    def ask(self, wanted_bytes: int, now: float) -> None:
+    def ask(self, wanted_bytes: int, now: float, *, goes_on: bool = False, stalled: bool = False) -> None:
         """Its worker wants to take so much, or is content with 0."""
+        self.goes_on = goes_on and wanted_bytes > 0
+        if self.goes_on and stalled and not self.stalled:
+            # It keeps what it had computed.
+            self.trimmed = self.lean = False
+        self.stalled = self.goes_on and stalled
         if wanted_bytes and not self.wanted_bytes:
             self.asked_s = now
         self.wanted_bytes = wanted_bytes
@@ -217,7 +228,8 @@ class Resident:
         """A process of it begins, whose launch record says what it may take."""
         self.share_bytes = self.told_bytes = self.least_bytes = self.cost_bytes
         self.wanted_bytes = 0
-        self.granted = self.back = self.trimmed = self.lean = False
+        self.granted = self.back = self.cut = self.goes_on = self.stalled = False
+        self.trimmed = self.lean = False
 
     def begin(self) -> None:
         """Its process is being started."""
@@ -240,7 +252,7 @@ class Resident:
         """Its process is gone."""
         self.phase = phase
         self.booked_bytes = self.share_bytes = self.told_bytes = self.wanted_bytes = 0
-        self.granted = self.back = False
+        self.granted = self.back = self.cut = self.goes_on = self.stalled = False
         self.leaving = self.leased = self.yielding = self.served = False
         self.deserted_s = None
         self.ours = "no"

@@ -9,9 +9,11 @@ reserved; a later one may load beside it only in what is left over.
 
 A loaded model that *asks* for more, for a row that needs more than its worker may take, gets room in the same
 way, before any load: loads wait for the turns of others, and its row belongs to one. Those that ask are
-served in the order in which they came. First those that are idle, or wait too, give back what they can, then
-the idle ones leave. A model that has to leave for one that asked before it can't have its own row served: it
-gives that back.
+served in the order in which they came, before them those whose rows *go on*: what has begun is to end where
+it is. First those that are idle, or wait too, give back what they can, then the idle ones leave. A model that
+has to leave for one that was served before it can't have its own row served: it gives that back. Of two whose
+rows go on and need each other's room, that of the later one ends as it is, when its worker has nothing left
+to give back.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -34,6 +36,8 @@ class Plan:
     refuse: list[tuple[Resident, Why]] = field(default_factory=list)
     trim: list[Resident] = field(default_factory=list)
     """Idle ones that are to give back what they can."""
+    going_on: bool = False
+    """Whether a row that goes on waits for what others hold."""
     lacking: bool = False
     """Whether a model waits for others to leave."""
     tight: bool = False
@@ -51,7 +55,7 @@ def plan(
     residents: list[Resident] = []
     wanting: list[Resident] = []
     for model in models:
-        model.yielding = model.granted = model.back = False
+        model.yielding = model.granted = model.back = model.cut = False
         model.behind = ()
         if model.resident:
             residents.append(model)
@@ -101,18 +105,21 @@ def most_bytes(model: Resident, residents: Iterable[Resident], budget_bytes: int
 
 def _serve_asks(made: Plan, room: "_Room", budget_bytes: int, *, loads: bool, returns: bool) -> None:
     asking = [model for model in room.residents if model.wanted_bytes and model.phase == "ready"]
-    for model in sorted(asking, key=lambda model: model.asked_s):
+    for model in sorted(asking, key=lambda model: (not model.goes_on, model.asked_s)):
         if model.wanted_bytes > most_bytes(model, room.residents, budget_bytes):
             # Its worker refuses the row when it hears that.
             continue
         if room.gives(model):
             continue
-        if returns or room.is_chosen(model) or (model.going and made.tight):
+        deadlocked = room.is_chosen(model) or (model.going and made.tight)
+        if deadlocked or (returns and not model.goes_on):
             model.back = True
+            model.cut = model.stalled
             if not returns:
                 model.end_turn()
-        elif loads:
+        elif loads or returns:
             made.tight = made.lacking = True
+            made.going_on |= model.goes_on
             trim, evict = room.reserve_more(model)
             made.trim += trim
             made.evict += evict

@@ -41,12 +41,14 @@ class Shares:
             if life is None:
                 continue
             beside = {name: size for name, size in pinned.items() if name != model_id}
-            asked = LimitAsked(share.bytes, share.most_bytes, beside, share.back)
+            asked = LimitAsked(share.bytes, share.most_bytes, beside, share.back, share.cut)
             known = self._wanted.get(model_id)
             if known is not None and known == (life, asked):
                 continue
             if share.back and not (known is not None and known[1].back):
                 self._events.emit("worker.gives_back", model=model_id, share_bytes=share.bytes)
+            if share.cut and not (known is not None and known[1].cut):
+                self._events.emit("worker.cuts", level="warning", model=model_id, share_bytes=share.bytes)
             self._wanted[model_id] = life, asked
             task = self._tasks.get(model_id)
             if task is None or task.done():

@@ -1,7 +1,7 @@
 """What each worker may take: shares that are together never more than the budget.
 
 A worker takes what it was told as its own, so more counts from the moment when it is told, and less when it
-has said that it heard. What it has let in by then counts until its rows end.
+has said that it heard. What it has let in by then counts until its rows end; they don't grow beyond that.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,8 @@ def share_out(
             unclaimed -= more
         model.told_bytes = wanted
         model.share_bytes = max(model.share_bytes, wanted)
-        shares[model.traits.id] = Share(wanted, most_bytes(model, residents, budget_bytes), model.back)
+        most = most_bytes(model, residents, budget_bytes)
+        shares[model.traits.id] = Share(wanted, most, model.back, model.cut)
     return shares
 
 

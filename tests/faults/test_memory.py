@@ -186,9 +186,7 @@ async def test_a_row_that_needs_more_waits_for_the_end_of_the_other_models_answe
         assert worker.asks.behind == {"busy": 3 * COST_BYTES}
         assert worker.share_bytes == COST_BYTES
         line = asking(msgspec.to_builtins(worker))
-        assert line.startswith(
-            "a waits for 95.4 MiB more for a long prompt, held by busy (286.1 MiB), since "
-        )
+        assert line.startswith("a waits for 95.4 MiB more for a long row, held by busy (286.1 MiB), since ")
         end.touch()
         await slow
         await bench.said("worker.asked", "a")

@@ -31,10 +31,10 @@ class Batch:
 
     The caller keeps the number of rows at or under `max_rows`. `prefill_step` bounds the prompt tokens that
     one step computes, over all rows, so it bounds how long the decoding rows stall. `most_scores` bounds the
-    pairs of tokens that a step compares, where that takes memory; 0 is no bound. `line_breaks` are tokens
-    that xtc does not leave out. Rows begin with what `prompts` has of their prompt and leave their own state
-    there; without it nothing is kept. While one row decodes alone, `draft` proposes up to `draft_tokens`
-    at a time.
+    pairs of tokens that a step compares, where that takes memory, and may be changed; 0 is no bound.
+    `line_breaks` are tokens that xtc does not leave out. Rows begin with what `prompts` has of their prompt
+    and leave their own state there; without it nothing is kept. While one row decodes alone, `draft` proposes
+    up to `draft_tokens` at a time.
     """
 
     generator: type[RowGenerator] = RowGenerator
@@ -57,7 +57,7 @@ class Batch:
         self._max_rows = max_rows
         self._prefill_step = prefill_step
         self._pace = Pace(prefill_step)
-        self._most_scores = most_scores
+        self.most_scores = most_scores
         # Two processes started in the same millisecond must not draw alike.
         mx.random.seed(int.from_bytes(os.urandom(8)) >> 1)
         self.width = logits_width(network)
@@ -109,6 +109,7 @@ class Batch:
         if row.min_tokens > 0 and endings:
             processors.append(NotYet(endings, len(row.prompt) + row.min_tokens))
         if row.control is not None:
+            row.control.begin()
             processors.append(row.control)
         cached = 0 if shared is None else len(row.prompt) - 1
         in_family = shared is not None
@@ -124,7 +125,7 @@ class Batch:
             caches=[shared],
             # The generator adds to it what it computes.
             all_tokens=[row.prompt[:cached]],
-            samplers=[self._samplers.of(row.sampling)],
+            samplers=[self._samplers.of(row.sampling, position=row.said)],
             logits_processors=[processors],
             stop_sequences=[self._stop_sequences(endings)],
         )
@@ -156,6 +157,12 @@ class Batch:
     def forget(self, family: int) -> None:
         """No more rows of this family will come."""
         self._families.forget(family)
+
+    def allow(self, row: int, tokens: int) -> None:
+        """Let a row that decodes have so many tokens, with its prompt, if it is still there."""
+        uid = self._uid_of.get(row)
+        if uid is not None:
+            self._generator.allow(uid, tokens - len(self._rows[uid].prompt))
 
     def remove(self, row: int) -> bool:
         """Take a row out; False when it is not there, because it ended by itself."""
@@ -189,7 +196,8 @@ class Batch:
             if response.finish_reason is not None:
                 del self._row_of[uid], self._uid_of[row], self._rows[uid]
                 self._told.pop(uid, None)
-                self._reuse.ended(uid, response.all_tokens, response.prompt_cache)
+                by_length = response.finish_reason == "length"
+                self._reuse.ended(uid, response.all_tokens, response.prompt_cache, by_length=by_length)
             # Of a step with proposals all but the first token were among them.
             drafted = proposed > 0 and index > 0
             outputs.append(
@@ -220,9 +228,9 @@ class Batch:
         """Tokens of each prompt that the next step computes; only asked for while there are prompts."""
         waiting = len(self._prefilling)
         chunk = self._pace.share(waiting, decoding=len(self._row_of) > waiting)
-        if self._most_scores:
+        if self.most_scores:
             looked_at = waiting * (self._generator.reach + chunk)
-            chunk = min(chunk, max(_LEAST, self._most_scores // looked_at))
+            chunk = min(chunk, max(_LEAST, self.most_scores // looked_at))
         return chunk
 
     def _speculate(self) -> Speculated | None:

@@ -108,6 +108,10 @@ class Control:
         """Whether the row may not just say anything."""
         return self.forced is not None or self.matcher is not None or self.must_not_end
 
+    def begin(self) -> None:
+        """The row begins to decode, or goes on: what it is computed on first was followed before."""
+        self._started = False
+
     def follow(self, token: int) -> None:
         """The engine computes on `token`: the end of the prompt first, then what the row said."""
         if self._started:

@@ -109,6 +109,12 @@ class RowGenerator(BatchGenerator):  # type: ignore[misc]
         to_come = (len(tokens) for _, _, _, _, tokens, *_ in self._unprocessed_sequences)
         return max((*map(len, self._prompt_batch.tokens), *to_come), default=0)
 
+    def allow(self, uid: int, max_tokens: int) -> None:
+        """Let a row that decodes say so many tokens, all in all."""
+        rows = self._generation_batch
+        if uid in rows.uids:
+            rows.max_tokens[rows.uids.index(uid)] = max_tokens
+
     def _next(self) -> tuple[list[Piece], list[Any]]:
         """One token of every row that decodes, and `prefill_step_size` tokens of every prompt."""
         said = self._decode()

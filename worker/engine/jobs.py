@@ -14,8 +14,9 @@ from typing import Generic, Literal, TypeVar
 from shared.activity import RequestFinished, RequestStarted
 from shared.errors import PublicError
 from worker.engine.activity import REQUEST_ID, Feed
-from worker.engine.admission import Admission, Turn
+from worker.engine.admission import Admission
 from worker.engine.thread import Engine
+from worker.engine.turns import Turn
 
 T = TypeVar("T")
 

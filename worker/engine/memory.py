@@ -73,6 +73,8 @@ def read_memory(
     prompt_cache_bytes: int = 0,
     reserved_bytes: int = 0,
     wanted_bytes: int = 0,
+    wanted_to_go_on: bool = False,
+    stalled: bool = False,
     number: int = 0,
     probe: FootprintProbe = footprint_bytes,
     working_set: int = 0,
@@ -90,6 +92,8 @@ def read_memory(
         prompt_cache_bytes=prompt_cache_bytes,
         reserved_bytes=reserved_bytes,
         wanted_bytes=wanted_bytes,
+        wanted_to_go_on=wanted_to_go_on,
+        stalled=stalled,
         number=number,
         working_set_bytes=working_set,
     )

@@ -1,6 +1,7 @@
 """What the rows of this model hold, measured on the loaded model, and how much there may be of it."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -56,6 +57,12 @@ class Needs(msgspec.Struct, frozen=True):
             return 0
         draft = 0 if self.draft is None else self.draft.row_bytes(max(lengths))
         return draft + len(lengths) * self.row_bytes(max(lengths))
+
+    def tokens_in(self, size_bytes: int, most: int) -> int:
+        """Tokens that a row may have that runs alone in so many bytes, `most` at most."""
+        steps = range(1, -(-most // _STEP) + 1)
+        fitting = bisect_right(steps, size_bytes, key=lambda step: self.batch_bytes([step * _STEP]))
+        return min(most, fitting * _STEP)
 
 
 def measure(network: Any) -> Needs:

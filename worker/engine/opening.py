@@ -40,12 +40,10 @@ def open_engine(
     prompts: PromptCache,
     embedder: Embedder | None,
     ranks: Ranks | None = None,
-    *,
-    pass_bytes: int,
 ) -> Batch | None:
     """As `open_batch`; for a model that writes nothing None, after a vector was really made."""
     if model.writes:
-        return open_batch(model, options, prompts, ranks, pass_bytes=pass_bytes)
+        return open_batch(model, options, prompts, ranks)
     assert embedder is not None
     # Where there are rows, mlx-lm's batch does it: what the GPU works with is not paged out.
     maybe_set_recommended_wired_limit()
@@ -54,13 +52,10 @@ def open_engine(
     return None
 
 
-def open_batch(
-    model: Model, options: Options, prompts: PromptCache, ranks: Ranks | None = None, *, pass_bytes: int
-) -> Batch:
+def open_batch(model: Model, options: Options, prompts: PromptCache, ranks: Ranks | None = None) -> Batch:
     """The batch, after a token was really generated; with a draft, after proposals were checked too.
 
-    That takes one pass of the network: whoever waits for the model waits for it too. Its steps compute with
-    `pass_bytes` at most, as far as that can be told.
+    That takes one pass of the network: whoever waits for the model waits for it too.
     """
     make: Callable[..., Batch] = Batch
     if ranks is not None:
@@ -71,7 +66,6 @@ def open_batch(
         model.end_tokens,
         max_rows=options.max_concurrency,
         prefill_step=options.prefill_step,
-        most_scores=_most_scores(model.heads, pass_bytes) if on_cpu() else 0,
         line_breaks=model.line_breaks,
         prompts=prompts,
         draft=None if model.draft is None else _draft(model, model.draft, options),
@@ -88,9 +82,14 @@ def open_batch(
     return batch
 
 
-def _most_scores(heads: int, pass_bytes: int) -> int:
-    """Without a GPU's kernels the scores of attention are all there at a time, in float32."""
-    return pass_bytes // (heads * _SCORE_BYTES) if heads else 0
+def most_scores(model: Model, pass_bytes: int) -> int:
+    """Pairs of tokens that a step may compare, so that it computes with `pass_bytes` at most; 0 is no bound.
+
+    Without a GPU's kernels the scores of attention are all there at a time, in float32.
+    """
+    if not on_cpu() or not model.heads:
+        return 0
+    return max(1, pass_bytes // (model.heads * _SCORE_BYTES))
 
 
 def _draft(model: Model, draft: DraftModel, options: Options) -> Draft:

@@ -145,9 +145,17 @@ class PromptCache:
         self.counts.hits += 1
         self.counts.reused_tokens += tokens
 
-    def wants(self, tokens: Tokens, nbytes: int, *, adapter: str = "", session: str | None = None) -> bool:
+    def wants(
+        self,
+        tokens: Tokens,
+        nbytes: int,
+        *,
+        adapter: str = "",
+        session: str | None = None,
+        to_go_on: bool = False,
+    ) -> bool:
         """Whether `put` would keep such an entry. When another has all of it, that one is used again."""
-        if len(tokens) < SHORTEST or nbytes > self.limit_bytes:
+        if len(tokens) < SHORTEST or (nbytes > self.limit_bytes and not to_go_on):
             return False
         for entry in self._entries:
             has_all = entry.adapter == adapter and common_prefix(entry.tokens, tokens) == len(tokens)
@@ -157,9 +165,15 @@ class PromptCache:
                 return False
         return True
 
-    def put(self, entry: Entry) -> None:
-        """Keep `entry`; what it makes needless goes, and what no longer fits is evicted."""
-        if not self.wants(entry.tokens, entry.nbytes, adapter=entry.adapter, session=entry.session):
+    def put(self, entry: Entry, *, to_go_on: bool = False) -> None:
+        """Keep `entry`; what it makes needless goes, and what no longer fits is evicted.
+
+        With `to_go_on` it is of a row that stopped for want of memory: it takes what that has left, beyond
+        the limit if need be.
+        """
+        if not self.wants(
+            entry.tokens, entry.nbytes, adapter=entry.adapter, session=entry.session, to_go_on=to_go_on
+        ):
             return
         entry.used_s = self._clock()
         if entry.session is not None:
@@ -179,7 +193,7 @@ class PromptCache:
         with self._lock:
             self._entries.append(entry)
             self.nbytes += entry.nbytes
-        self.shrink(self.limit_bytes)
+        self.shrink(max(self.limit_bytes, entry.nbytes) if to_go_on else self.limit_bytes)
 
     def resize(self, limit_bytes: int) -> None:
         """Keep no more than so many bytes from now on."""

@@ -45,6 +45,8 @@ class _Taken:
     row: Row
     tokens: Tokens
     state: list[Any] = field(repr=False)
+    to_go_on: bool = False
+    """The row stopped for want of memory."""
 
 
 class Reuse:
@@ -64,7 +66,8 @@ class Reuse:
         prompt = as_tokens(row.prompt)
         # Whoever asks the same again is to get the same, to the last bit: its end is computed as it was then.
         last_cut = max(self._positions(row, 0), default=0)
-        end = 1 if row.family is not None else min(END, len(prompt) - last_cut)
+        by_one = row.family is not None or row.said > 0
+        end = 1 if by_one else min(END, len(prompt) - last_cut)
         found = self.cache.reusable(prompt, row.adapter)
         living = None if self._needs_snapshots else self._living(prompt, row, longer_than=found, end=end)
         if living is not None:
@@ -72,7 +75,11 @@ class Reuse:
             state, tokens = generator.extract_cache([uid])[uid]
             self.cache.note_living(length)
             return Hit(length, trimmed(state, len(tokens) - length))
-        return self.cache.find(prompt, adapter=row.adapter, session=row.session, end=end)
+        hit = self.cache.find(prompt, adapter=row.adapter, session=row.session, end=end)
+        if row.said:
+            # What it left may be more than is kept of a row that is over.
+            self.cache.shrink(self.cache.limit_bytes)
+        return hit
 
     def _living(self, prompt: Tokens, row: Row, *, longer_than: int, end: int) -> tuple[int, int] | None:
         best, length = None, max(longer_than, SHORTEST)
@@ -94,10 +101,10 @@ class Reuse:
 
     def begin(self, uid: int, row: Row, cached: int, *, shared: bool = False) -> None:
         """`row` is in the generator, `cached` of its tokens need no computing; with `shared` because they
-        were computed for another answer to the same request."""
+        were computed for another answer to the same request. Of one that goes on it was told before."""
         wanted = set(self._positions(row, cached))
         self._begun[uid] = _Begun(row, as_tokens(row.prompt), cached, wanted)
-        if not shared:
+        if not shared and not row.said:
             self._told.append((row.id, cached))
 
     def _positions(self, row: Row, cached: int) -> list[int]:
@@ -123,11 +130,13 @@ class Reuse:
                 state, tokens = generator.extract_cache([piece.uid])[piece.uid]
                 self._take(begun.row, tokens, state)
 
-    def ended(self, uid: int, tokens: list[int], state: list[Any]) -> None:
-        """A row has generated its last token."""
+    def ended(self, uid: int, tokens: list[int], state: list[Any], *, by_length: bool) -> None:
+        """A row has generated its last token, or maybe, `by_length`, the last that there was memory for."""
         begun = self._begun.pop(uid, None)
         if begun is not None:
-            self._take(begun.row, tokens, state)
+            # The last one may have been said before anything was computed on it.
+            to_go_on = by_length and len(tokens) + 1 < begun.row.whole
+            self._take(begun.row, tokens, state, to_go_on=to_go_on)
 
     def removed(self, uid: int, generator: BatchGenerator) -> None:
         """A row is about to be taken out; what was computed for it serves whoever asks the same again."""
@@ -138,9 +147,9 @@ class Reuse:
         state, tokens = generator.extract_cache([uid])[uid]
         self._take(begun.row, tokens, state)
 
-    def _take(self, row: Row, tokens: list[int], state: list[Any]) -> None:
+    def _take(self, row: Row, tokens: list[int], state: list[Any], *, to_go_on: bool = False) -> None:
         if len(tokens) >= SHORTEST:
-            self._taken.append(_Taken(row, as_tokens(tokens), state))
+            self._taken.append(_Taken(row, as_tokens(tokens), state, to_go_on))
 
     @property
     def pending(self) -> bool:
@@ -160,13 +169,15 @@ class Reuse:
         taken, self._taken = self._taken, []
         for item, nbytes in zip(taken, sizes, strict=True):
             row = item.row
-            if self.cache.wants(item.tokens, nbytes, adapter=row.adapter, session=row.session):
+            if self.cache.wants(
+                item.tokens, nbytes, adapter=row.adapter, session=row.session, to_go_on=item.to_go_on
+            ):
                 for layer in item.state:
                     _detach(layer)
                 mx.eval([layer.state for layer in item.state])
                 entry = Entry(item.tokens, item.state, row.adapter, row.session)
                 entry.nbytes = nbytes
-                self.cache.put(entry)
+                self.cache.put(entry, to_go_on=item.to_go_on)
 
     def reset(self) -> None:
         """The generator's state is unknown: nothing of it may be kept."""

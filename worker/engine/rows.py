@@ -37,6 +37,10 @@ class Row(msgspec.Struct, frozen=True):
     """The conversation it belongs to, when the client says so; its state is kept in preference."""
     boundaries: tuple[int, ...] = ()
     """Lengths of prefixes that other prompts are likely to begin with: its system prompt, all its turns."""
+    said: int = 0
+    """Tokens at the end of the prompt that are its own: it goes on from them."""
+    whole: int = 0
+    """Tokens it may have in the end, with the prompt, where `max_tokens` is only what there is memory for."""
 
 
 class Output(NamedTuple):

@@ -116,11 +116,14 @@ class Samplers:
         self._spared = [token for token in spared if token < vocabulary]
         self._shared: dict[Sampling, Sampler] = {}
 
-    def of(self, sampling: Sampling) -> Sampler:
+    def of(self, sampling: Sampling, *, position: int = 0) -> Sampler:
+        """The sampler of a row whose next token is the one at `position` of what it says."""
         if sampling.greedy:
             return greedy_sampler  # type: ignore[no-any-return]
         if sampling.seed is not None:
-            return self._own(sampling)
+            sampler = self._own(sampling)
+            sampler.position = position
+            return sampler
         # Rows that differ only in what processors do share one all the same.
         sampling = _bounded(
             Sampling(
@@ -133,12 +136,12 @@ class Samplers:
             ),
             self._vocabulary,
         )
-        sampler = self._shared.get(sampling)
-        if sampler is None:
+        shared = self._shared.get(sampling)
+        if shared is None:
             if len(self._shared) >= _KEPT:
                 del self._shared[next(iter(self._shared))]
-            sampler = self._shared[sampling] = self._new(sampling)
-        return sampler
+            shared = self._shared[sampling] = self._new(sampling)
+        return shared
 
     def seeded(self, sampling: Sampling) -> OwnSampler | None:
         """One that draws by position, for one row, with a seed even where it has none; None for greedy."""

@@ -1,11 +1,12 @@
 """How much of the machine's memory this worker may take, and what that leaves for rows and prompts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from shared.launch import Options
-from worker.engine.admission import Admission, Terms
+from worker.engine.admission import Admission
 from worker.engine.needs import LEAST_BYTES, Needs, Room, cap_for, room
 from worker.engine.prompt_state import PromptState
+from worker.engine.turns import Terms
 
 
 class Share:
@@ -38,6 +39,8 @@ class Share:
         self._asks = options.budget_bytes is not None
         self._most_bytes: int | None = None
         self.state: PromptState | None = None
+        self.on_room: Callable[[Room], None] = lambda room: None
+        """Called with what it leaves whenever that may have changed."""
         self.room = self.limit(options.memory_bytes)
 
     def limit(
@@ -47,11 +50,12 @@ class Share:
         most_bytes: int | None = None,
         pinned: Mapping[str, int] | None = None,
         back: bool = False,
+        cut: bool = False,
     ) -> Room:
         """Take no more than `cap_bytes` from now on; rows that run already go on.
 
         There will be `most_bytes` at most, beside models that are `pinned`. With `back`, rows that need more
-        than there is are given back and do not wait.
+        than there is are given back and do not wait, with `cut` also those of requests that have begun.
         """
         if most_bytes is None:
             most_bytes = self._options.budget_bytes
@@ -66,9 +70,12 @@ class Share:
             # Rows that run may be more than what is left.
             self.state.make_room(self._admission.rows_bytes)
         self.room = left
+        self.on_room(left)
         self._admission.limit(
             self._needs,
-            Terms(left.kv_bytes, most.kv_bytes, asks=self._asks, back=back, pinned=dict(pinned or {})),
+            Terms(
+                left.kv_bytes, most.kv_bytes, asks=self._asks, back=back, cut=cut, pinned=dict(pinned or {})
+            ),
         )
         return left
 
@@ -83,12 +90,13 @@ class Share:
 
     @property
     def reserved_bytes(self) -> int:
-        """What it will hold with the rows that it has let in."""
+        """What it will hold with the rows that run, as far as they were let."""
         return self._fixed_bytes + self._admission.rows_bytes
 
     @property
     def wanted_bytes(self) -> int:
-        """What it would have to be allowed to take for the row that waits for that; 0 without one."""
+        """What it would have to be allowed to take for the row that waits for that, or will need it soon; 0
+        without one."""
         wanted = self._admission.wanted_bytes
         if not wanted:
             return 0

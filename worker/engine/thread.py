@@ -128,6 +128,24 @@ class Engine:
 
         self._commands.put(command)
 
+    def allow(self, row: int, tokens: int) -> None:
+        """Let a row have so many tokens, with its prompt, unless it is out already."""
+
+        def command() -> None:
+            if self._batch is not None:
+                self._batch.allow(row, tokens)
+
+        self._commands.put(command)
+
+    def compare(self, most_scores: int) -> None:
+        """From now on compare no more than so many pairs of tokens in a step; see Batch."""
+
+        def command() -> None:
+            if self._batch is not None:
+                self._batch.most_scores = most_scores
+
+        self._commands.put(command)
+
     def remove(self, row: int) -> None:
         """Take a row out before the next step; a report names it, unless it ended by itself before."""
 

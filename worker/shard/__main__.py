@@ -20,6 +20,7 @@ from shared import __version__
 from shared.status import ExitCode, Failed, FailureKind, Warm, encode_status
 from worker.model.backend import prepare_backend
 from worker.shard.orders import (
+    Allow,
     Forget,
     Insert,
     Join,
@@ -124,6 +125,9 @@ def obey(order: Order, batch: "FollowingBatch", cache: object, clock: "Clock") -
     from worker.request import Sampling
 
     assert isinstance(cache, PromptCache) and not isinstance(order, Join | Open)
+    if isinstance(order, Allow):
+        batch.allow(order.row, order.tokens)
+        return
     clock.now = order.now
     match order:
         case Insert():
@@ -138,6 +142,8 @@ def obey(order: Order, batch: "FollowingBatch", cache: object, clock: "Clock") -
                     family=order.family,
                     session=order.session,
                     boundaries=order.boundaries,
+                    said=order.said,
+                    whole=order.whole,
                 )
             )
         case Remove():

@@ -14,7 +14,7 @@ from worker.engine.constraint_batch import ConstrainedRows
 from worker.engine.generator import Prompts, RowGenerator
 from worker.engine.prompt_cache import PromptCache
 from worker.engine.rows import Output, Row
-from worker.shard.orders import Forget, Insert, Order, Remove, Resize, Settle, Shrink, Step
+from worker.shard.orders import Allow, Forget, Insert, Order, Remove, Resize, Settle, Shrink, Step
 
 
 class LeadingRows(ConstrainedRows):
@@ -83,9 +83,15 @@ class LeadingBatch(Batch):
                 row.family,
                 row.session,
                 row.boundaries,
+                row.said,
+                row.whole,
             )
         )
         super().insert(row)
+
+    def allow(self, row: int, tokens: int) -> None:
+        self._tell_others(Allow(row, tokens))
+        super().allow(row, tokens)
 
     def remove(self, row: int) -> bool:
         self._tell_others(Remove(self._clock.advance(), row))

@@ -46,6 +46,15 @@ class Insert(msgspec.Struct, frozen=True, tag="insert"):
     family: int | None
     session: str | None
     boundaries: tuple[int, ...]
+    said: int
+    whole: int
+
+
+class Allow(msgspec.Struct, frozen=True, tag="allow"):
+    """The row may have so many tokens, with its prompt."""
+
+    row: int
+    tokens: int
 
 
 class Remove(msgspec.Struct, frozen=True, tag="remove"):
@@ -89,6 +98,6 @@ class Resize(msgspec.Struct, frozen=True, tag="resize"):
     bytes: int
 
 
-Order = Join | Open | Insert | Remove | Forget | Step | Settle | Shrink | Resize
+Order = Join | Open | Insert | Allow | Remove | Forget | Step | Settle | Shrink | Resize
 
 decode_order = msgspec.json.Decoder(Order).decode

@@ -83,17 +83,26 @@ class Assembler:
         events: list[ReplyEvent] = []
         # Sequences that come before the answer may end are part of it.
         stop = self._say(pieces, events, stops=self.completion_tokens >= self._min_tokens)
-        over = stop is not None or (self._one_call and self._calls > 0)
-        if not over and finish is not None:
-            stop = self._say(self._rest(cut=finish == "length"), events)
-            if stop is None:
-                self._show(self._stops.flush(), events)
-        if over or stop is not None:
+        if stop is not None or (self._one_call and self._calls > 0):
             events.append(Finished(self._ending("stop"), self._usage(), stop))
         elif finish is not None:
-            by_request = finish == "stop" and token in self._stop_tokens
-            events.append(Finished(self._ending(finish), self._usage(), token if by_request else None))
+            self._end(finish, events, token if finish == "stop" and token in self._stop_tokens else None)
         return events
+
+    def cut(self) -> list[ReplyEvent]:
+        """The events that end the reply after the last token that came, as if no more were allowed."""
+        events: list[ReplyEvent] = []
+        self._end("length", events, None)
+        return events
+
+    def _end(self, finish: FinishReason, events: list[ReplyEvent], token: int | None) -> None:
+        """Say what was held back, and that it is over; `token` is one of the request's that ended it."""
+        stop = self._say(self._rest(cut=finish == "length"), events)
+        if stop is None:
+            self._show(self._stops.flush(), events)
+            events.append(Finished(self._ending(finish), self._usage(), token))
+        else:
+            events.append(Finished(self._ending("stop"), self._usage(), stop))
 
     def _split(self, token: int, text: str) -> list[Piece]:
         if self._splitter is not None:

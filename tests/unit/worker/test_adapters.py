@@ -12,7 +12,8 @@ from mlx_lm.utils import load_model
 
 from tests.fixtures.adapters import write_adapter
 from tests.fixtures.tiny import Tiny, tiny_model
-from worker.engine.admission import Admission, Turn
+from worker.engine.admission import Admission
+from worker.engine.turns import Turn
 from worker.model.adapters import AdapterError, Adapters
 
 TOKENS = mx.array([[72, 101, 108, 108, 111]])

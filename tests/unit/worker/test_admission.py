@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from shared.errors import PublicError
-from worker.engine.admission import Admission, Lease, Terms, Turn
+from worker.engine.admission import Admission
 from worker.engine.needs import Needs
+from worker.engine.turns import Lease, Terms, Turn
 
 
 class Line:

@@ -13,8 +13,9 @@ from shared.status import FailureKind
 from tests.fixtures.tiny import VOCABULARY, Tiny, tiny_model
 from tests.unit.worker.test_batch import TINY, loaded
 from tests.unit.worker.test_speculation import mamba_network
-from worker.engine.admission import Admission, Terms
+from worker.engine.admission import Admission
 from worker.engine.needs import Needs
+from worker.engine.turns import Terms
 from worker.model.draft import DraftModel, load_draft
 from worker.model.failures import LoadError
 from worker.model.loading import load

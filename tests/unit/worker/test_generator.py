@@ -95,6 +95,12 @@ def test_a_step_compares_no_more_tokens_than_it_may(network: Any) -> None:
         seen += length
         assert length * seen <= 6000 or length <= 8
     assert len({length for _, length in watched.passes}) > 2, "it shrinks as the prompt grows"
+    # It may be changed at any time.
+    watched.passes.clear()
+    batch.most_scores = 0
+    batch.insert(row(2, 300))
+    finish(batch)
+    assert watched.passes[0] == (1, 64)
     plain = Batch(network, [], max_rows=8, prefill_step=64)
     plain.insert(row(1, 300))
     assert [output.token for output in finish(plain)] == [said]

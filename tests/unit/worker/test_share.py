@@ -5,9 +5,10 @@ import pytest
 from shared.errors import PublicError
 from shared.headers import HANDED_BACK
 from shared.launch import Options
-from worker.engine.admission import Admission, Lease, Turn
+from worker.engine.admission import Admission
 from worker.engine.needs import Needs, cap_for, room
 from worker.engine.share import Share
+from worker.engine.turns import Lease, Turn
 
 MIB = 2**20
 WEIGHTS = 1000 * MIB

@@ -2,6 +2,7 @@
 is checked. Whoever drives a world chooses what happens next."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 from supervisor.workers.actions import (
@@ -35,6 +36,19 @@ MOST_WAITING = 12
 Process = Literal["loading", "serving", "ending"]
 
 
+@dataclass
+class Ask:
+    """A row that needs more than its worker may take."""
+
+    request: int
+    more: int
+    """Bytes beyond what its model costs."""
+    goes_on: bool
+    """It runs and will need so much soon. Else it waits for it."""
+    stalled: bool = False
+    """It has come to the end of what it was let have."""
+
+
 class World:
     """The policy and everything around it. Methods with a `draw` in their place choose at random outside."""
 
@@ -55,12 +69,13 @@ class World:
         """What is on its way, and what will be told next."""
         self.large: dict[str, tuple[int, int]] = {}
         """The row that a worker has let in beyond its cost: its request, and bytes."""
-        self.asks: dict[str, tuple[int, int]] = {}
-        """The row that a worker asks for: its request, and bytes beyond its cost."""
+        self.asks: dict[str, Ask] = {}
         self.trims: set[str] = set()
         self.allowed = budget
         """The budget, or what was held when it became smaller or something grew by itself."""
-        self.answered = {"given": 0, "denied": 0, "back": 0}
+        self.answered = {"given": 0, "grown": 0, "denied": 0, "back": 0}
+        self.cuts = 0
+        """Answers that ended because they and another one needed each other's room."""
         self.reasons: dict[str, str] = {}
         self.served: set[str] = set()
         """Whose process, or one before it in the same residency, has been ready."""
@@ -141,6 +156,9 @@ class World:
     def post(self, shares: dict[str, Share]) -> None:
         for model, share in shares.items():
             assert self.processes[model] == "serving"
+            if share.cut:
+                others = [known for known in self.known() if known.traits.id != model]
+                assert share.back and any(known.goes_on for known in others), "an answer was cut for nobody"
             mail = self.mail.get(model, [])
             if (mail[-1] if mail else self.heard.get(model)) != share:
                 self.mail[model] = [*mail[:1], share]
@@ -303,9 +321,8 @@ class World:
         self.carry_out(actions)
 
     def finish(self, request: int) -> None:
-        for rows in (self.asks, self.large):
-            for model in [name for name, (row, _) in rows.items() if row == request]:
-                del rows[model]
+        self.asks = {model: ask for model, ask in self.asks.items() if ask.request != request}
+        self.large = {model: row for model, row in self.large.items() if row[0] != request}
         self.running.pop(request, None)
         self.cut.pop(request, None)
         self.carry_out(self.policy.left(request, self.now))
@@ -414,7 +431,7 @@ class World:
     def read(self, model: str) -> None:
         """A reading of its memory comes."""
         cost = BY_ID[model].cost_bytes
-        _, wanted = self.asks.get(model, (0, 0))
+        ask = self.asks.get(model)
         self.books[model] = self.holds(model)
         self.grown()
         self.carry_out(
@@ -422,7 +439,9 @@ class World:
                 model,
                 self.holds(model),
                 self.now,
-                wanted_bytes=wanted and cost + wanted,
+                wanted_bytes=cost + ask.more if ask else 0,
+                goes_on=ask is not None and ask.goes_on,
+                stalled=ask is not None and ask.stalled and self.count(self.running, model) == 1,
                 least_bytes=cost + self.kept[model][1],
             )
         )
@@ -435,34 +454,61 @@ class World:
             if self.processes.get(model) == "serving" and not (model in self.asks or model in self.large)
         )
 
-    def want_more(self, request: int, more: int) -> None:
-        """The request's row, which waits, needs so much more than its model costs."""
+    def can_grow(self) -> list[int]:
+        """Requests whose row runs and may come to need more."""
+        return sorted(
+            request
+            for request, model in self.running.items()
+            if self.processes.get(model) == "serving"
+            and model not in self.asks
+            and self.large.get(model, (request, 0))[0] == request
+        )
+
+    def can_stall(self) -> list[str]:
+        return sorted(model for model, ask in self.asks.items() if ask.goes_on and not ask.stalled)
+
+    def stall(self, model: str) -> None:
+        """The row has come to its end before it was given more. What was computed is kept, until it is
+        trimmed."""
+        self.asks[model].stalled = True
+        _, row = self.large.pop(model, (0, 0))
+        kept, lasting = self.kept[model]
+        self.kept[model] = (max(kept, row), lasting)
+        self.read(model)
+        self.pass_on_refused(model)
+
+    def want_more(self, request: int, more: int, *, goes_on: bool = False) -> None:
+        """The request's row, which waits, needs so much more than its model costs; or more than it has, if it
+        runs."""
         model = self.running[request]
-        self.asks[model] = (request, more)
+        if goes_on:
+            more += self.large.get(model, (request, 0))[1]
+        self.asks[model] = Ask(request, more, goes_on)
         self.look(model)
         self.read(model)
         self.pass_on_refused(model)
 
     def look(self, model: str) -> None:
         """The worker begins its row if it may; see `pass_on_refused` if it never will."""
-        if model in self.asks:
-            request, more = self.asks[model]
-            if BY_ID[model].cost_bytes + more <= self.may[model]:
-                del self.asks[model]
-                self.large[model] = (request, more)
-                self.answered["given"] += 1
+        ask = self.asks.get(model)
+        if ask is not None and BY_ID[model].cost_bytes + ask.more <= self.may[model]:
+            del self.asks[model]
+            self.large[model] = (ask.request, ask.more)
+            self.answered["grown" if ask.goes_on else "given"] += 1
 
     def pass_on_refused(self, model: str) -> None:
         share, ask = self.heard.get(model), self.asks.get(model)
         if share is None or ask is None:
             return
-        request, more = ask
-        if BY_ID[model].cost_bytes + more > share.most_bytes:
+        if BY_ID[model].cost_bytes + ask.more > share.most_bytes:
             self.answered["denied"] += 1
-            self.finish(request)
-        elif share.back:
+            self.finish(ask.request)
+        elif ask.goes_on and ask.stalled and share.cut:
+            self.cuts += 1
+            self.finish(ask.request)
+        elif share.back and not ask.goes_on:
             self.answered["back"] += 1
-            self.finish(request)
+            self.finish(ask.request)
             self.arrives(BY_ID[model], by_hand=False, again=True, wait_s=0.0)
 
     def deliver(self, model: str) -> None:
@@ -540,27 +586,38 @@ class World:
         if self.pressed:
             self.press(unload=False)
         for lease in list(self.machine):
+            for _ in range(self.enough_steps):
+                if self.granted == lease or self.closing:
+                    break
+                self.get_on()
+            assert self.granted == lease or self.closing, "the machine is wanted for ever"
             self.give_machine_back(lease)
-        for _ in range(20 * (len(self.waiting) + len(self.running) + len(self.cut) + len(MODELS))):
+        for _ in range(self.enough_steps):
             if not (self.waiting or self.asks):
                 break
-            for model in sorted(self.leased):
-                self.give_back(model)
-            asking = {request for request, _ in self.asks.values()}
-            for request in sorted((self.running | self.cut).keys() - asking):
-                self.finish(request)
-            for model in self.those("ending"):
-                self.end(model)
-            for model in self.those("loading"):
-                self.serve(model)
             self.get_on()
-            self.pass_time(1.0)
         assert not self.waiting, "somebody waits for ever"
         assert not self.asks, "a row waits for ever"
         self.check()
 
+    @property
+    def enough_steps(self) -> int:
+        return 20 * (len(self.waiting) + len(self.running) + len(self.cut) + len(MODELS))
+
     def get_on(self) -> None:
-        """Whatever is on its way arrives."""
+        """Rows that run end, or come to the end of what they may have; processes and leases get on, and
+        whatever is on its way arrives."""
+        for model in sorted(self.leased):
+            self.give_back(model)
+        asking = {ask.request for ask in self.asks.values()}
+        for request in sorted((self.running | self.cut).keys() - asking):
+            self.finish(request)
+        for model in self.those("ending"):
+            self.end(model)
+        for model in self.those("loading"):
+            self.serve(model)
+        while can := self.can_be_taken():
+            self.take(can[0])
         for model in sorted(self.trims & self.processes.keys()):
             self.trim(model)
         for model in sorted(self.processes):
@@ -569,3 +626,7 @@ class World:
         for model in sorted(self.mail):
             while model in self.mail:
                 self.deliver(model)
+        for model in self.can_stall():
+            if model in self.asks:
+                self.stall(model)
+        self.pass_time(1.0)

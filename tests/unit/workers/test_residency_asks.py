@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervisor.workers.actions import Action, Share, Spawn, Stop, Trim
+from supervisor.workers.actions import Action, Drain, GiveBack, Grant, Lease, Share, Spawn, Stop, Trim
 from supervisor.workers.residency import Residency
 from tests.unit.workers.residency_examples import serving, traits
 
@@ -27,6 +27,13 @@ class Policy:
 
     def reads(self, model: str, holds: int, now: float, *, wants: int = 0, least: int = 0) -> list[Action]:
         actions = self.residency.measured(model, holds, now, wanted_bytes=wants, least_bytes=least)
+        return actions + self.hear(now)
+
+    def grows(self, model: str, holds: int, now: float, *, wants: int, stalled: bool = False) -> list[Action]:
+        """As `reads`, of a request that has begun."""
+        actions = self.residency.measured(
+            model, holds, now, wanted_bytes=wants, goes_on=True, stalled=stalled
+        )
         return actions + self.hear(now)
 
 
@@ -122,6 +129,85 @@ def test_a_busy_model_leaves_when_it_rests_and_the_row_that_asked_later_is_given
     assert busy.heard["a"].bytes == 9
     busy.reads("a", 9, 4.0)
     assert busy.reads("a", 3, 5.0) == [Spawn("b")]
+
+
+def test_what_has_begun_gets_room_before_what_asked_earlier(busy: Policy) -> None:
+    busy.reads("b", 5, 2.0)
+    busy.reads("a", 3, 2.0, wants=7)
+    busy.grows("b", 5, 3.0, wants=7)
+    assert (busy.heard["a"].bytes, busy.heard["b"].bytes) == (3, 7)
+    model = busy.residency.model("a")
+    assert model is not None and model.behind == ("b",) and not model.back
+
+
+def test_one_that_waits_is_given_back_for_one_that_has_begun(busy: Policy) -> None:
+    busy.reads("a", 3, 2.0, wants=9)
+    busy.grows("b", 3, 3.0, wants=9)
+    assert busy.heard["a"].back and not busy.heard["a"].cut
+    busy.reads("a", 3, 3.0)
+    assert busy.residency.left(1, 3.0) == [Stop("a", "evicted")]
+    busy.residency.gone("a", 4.0)
+    busy.hear(4.0)
+    assert busy.heard["b"].bytes == 9 and not busy.heard["b"].back
+
+
+def test_of_two_that_grow_the_later_one_makes_room_and_goes_on_afterwards(busy: Policy) -> None:
+    busy.grows("a", 5, 2.0, wants=7)
+    busy.grows("b", 5, 3.0, wants=7)
+    assert busy.heard["b"].bytes == 3 and not busy.heard["b"].cut
+    # It has come to its end, and keeps what it computed until it is asked for that.
+    assert busy.grows("b", 5, 4.0, wants=7, stalled=True) == [Trim("b")]
+    busy.grows("b", 3, 4.0, wants=7, stalled=True)
+    assert busy.residency.trimmed("b", 4.0) == []
+    assert busy.heard["a"].bytes == 7 and not busy.heard["b"].back
+    busy.reads("a", 7, 5.0)
+    assert busy.heard["b"].bytes == 3
+    busy.reads("a", 3, 6.0)
+    assert busy.heard["b"].bytes == 7 and not busy.heard["b"].cut
+
+
+def test_of_two_that_need_each_others_room_the_later_one_ends_as_it_is(busy: Policy) -> None:
+    busy.grows("a", 5, 2.0, wants=9)
+    busy.grows("b", 5, 3.0, wants=9)
+    for model in ("a", "b"):
+        # Both have nothing more to give back.
+        busy.residency.trimmed(model, 3.0)
+    busy.hear(3.0)
+    assert busy.heard["b"] == Share(3, 10, back=True), "it runs, and may end by itself"
+    busy.grows("b", 3, 4.0, wants=9, stalled=True)
+    assert busy.heard["b"] == Share(3, 10, back=True, cut=True)
+    assert not busy.heard["a"].back
+    busy.reads("b", 3, 4.0)
+    assert busy.residency.left(2, 4.0) == [Stop("b", "evicted")]
+
+
+def test_what_has_begun_goes_on_in_the_room_of_workers_that_were_leased_for_the_machine(
+    busy: Policy,
+) -> None:
+    residency = busy.residency
+    residency.left(2, 2.0)
+    busy.reads("b", 5, 2.0)
+    assert residency.lease_asked(7, 2.0, unload=False) == [Lease("b")]
+    residency.taken("b", 2.0)
+    assert busy.grows("a", 5, 3.0, wants=9) == [GiveBack("b"), Trim("b")], "and is not leased again before"
+    assert busy.reads("b", 3, 3.0) == [Stop("b", "evicted")]
+    residency.gone("b", 4.0)
+    busy.hear(4.0)
+    assert busy.heard["a"].bytes == 9 and not busy.heard["a"].back
+    busy.reads("a", 9, 4.0)
+    assert residency.left(1, 5.0) == [Lease("a")]
+    assert residency.taken("a", 5.0) == [Grant(7)]
+
+
+def test_a_worker_that_is_to_end_does_so_for_a_lease_though_requests_wait_for_it() -> None:
+    """They were promised a turn at it, and nobody is let in while the machine is wanted."""
+    residency = Residency(10)
+    assert residency.arrived(1, A, 0.0) == [Spawn("a")]
+    residency.unload("a", 0.0)
+    assert residency.lease_asked(7, 1.0, unload=False) == []
+    assert residency.ready("a", 2.0) == [Drain("a"), Stop("a", "unloaded")]
+    assert residency.gone("a", 3.0) == [Grant(7)]
+    assert residency.lease_ended(7, 4.0) == [Spawn("a")]
 
 
 def test_rows_are_given_back_when_the_machine_is_wanted(busy: Policy) -> None:

@@ -109,6 +109,16 @@ class Machine(RuleBasedStateMachine):
     def row_needs_more(self, data: st.DataObject, more: int) -> None:
         self.there.want_more(data.draw(st.sampled_from(self.there.can_want_more())), more)
 
+    @precondition(lambda self: self.there.can_grow())
+    @rule(data=st.data(), more=st.integers(1, LARGEST))
+    def row_grows(self, data: st.DataObject, more: int) -> None:
+        self.there.want_more(data.draw(st.sampled_from(self.there.can_grow())), more, goes_on=True)
+
+    @precondition(lambda self: self.there.can_stall())
+    @rule(data=st.data())
+    def row_stalls(self, data: st.DataObject) -> None:
+        self.there.stall(data.draw(st.sampled_from(self.there.can_stall())))
+
     @precondition(lambda self: self.there.mail)
     @rule(data=st.data())
     def share_is_heard(self, data: st.DataObject) -> None:
@@ -176,7 +186,8 @@ def walk(seed: int, steps: int) -> World:
 def step(world: World, chance: random.Random) -> None:
     """One thing that can happen; likely ones are likelier."""
     alive = world.those("loading") + world.those("serving")
-    match chance.choices(range(19), (30, 15, 5, 20, 20, 10, 2, 1, 2, 4, 1, 3, 1, 1, 1, 20, 60, 10, 10))[0]:
+    weights = (30, 15, 5, 20, 20, 10, 2, 1, 2, 4, 1, 3, 1, 1, 1, 20, 60, 10, 10, 10, 5)
+    match chance.choices(range(len(weights)), weights)[0]:
         case 0:
             many = chance.random() < 0.1
             model = chance.choice(MODELS)
@@ -220,6 +231,10 @@ def step(world: World, chance: random.Random) -> None:
             world.read(chance.choice(sorted(world.processes)))
         case 18 if world.trims:
             world.trim(chance.choice(sorted(world.trims)))
+        case 19 if can_grow := world.can_grow():
+            world.want_more(chance.choice(can_grow), chance.choice((1, 1, 2, 3)), goes_on=True)
+        case 20 if can_stall := world.can_stall():
+            world.stall(chance.choice(can_stall))
         case _:
             pass
 
