@@ -173,7 +173,7 @@ def test_a_page_that_is_allowed(alone: Alone) -> None:
     ],
 )
 def test_nothing_else_is_there_however_it_is_spelled(alone: Alone, method: str, path: str) -> None:
-    connection = http.client.HTTPConnection(alone.url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(alone.url.removeprefix("http://"), timeout=60)
     try:
         connection.request(method, path, b"{}" if method == "POST" else None)
         answer = connection.getresponse()
@@ -221,7 +221,7 @@ def test_responses_are_not_kept(alone: Alone) -> None:
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_a_head_without_end_is_cut(alone: Alone, in_pieces: bool) -> None:
     host, _, port = alone.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         head = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 40_000
         if in_pieces:
             connection.sendall(head[:20_000])
@@ -238,7 +238,7 @@ def test_trailers_are_no_headers(alone: Alone) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     body = json.dumps(chat_body("tiny", "Hello")).encode()
     trailers = b"".join(b"x-%d: y\r\n" % number for number in range(200))
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(head + b"%x\r\n%s\r\n0\r\n%s\r\n" % (len(body), body, trailers))
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         answers = b"".join(iter(lambda: connection.recv(65536), b""))

@@ -52,14 +52,14 @@ def test_the_official_sdk(service: Service) -> None:
 
 def test_chat_in_the_terminal(service: Service) -> None:
     asked = ("chat", MODEL, "-p", "What is the capital of France?", "--temperature", "0")
-    assert "Paris" in service.cli(*asked, timeout=60).stdout
+    assert "Paris" in service.cli(*asked, timeout=240).stdout
 
 
 def test_the_log_has_no_word_of_it(service: Service) -> None:
     """Prompts and answers are nobody's business, not even the log's."""
     said = "xyzzy-secret-word"
     assert service.chat(MODEL, f"Say {said}", max_tokens=4).status_code == 200
-    service.cli("chat", MODEL, "-p", said, "--max-tokens", "4", timeout=60)
+    service.cli("chat", MODEL, "-p", said, "--max-tokens", "4", timeout=240)
     for path in Path(service.home).rglob("*"):
         if path.is_file():
             assert said.encode() not in path.read_bytes(), path

@@ -41,8 +41,9 @@ def until(sdk: openai.OpenAI, response_id: str, *statuses: str) -> Any:
     return found[-1]
 
 
-def test_polling(sdk: openai.OpenAI) -> None:
-    made = begin(sdk, {"chunks": 4, "first_ms": 1000, "interval_ms": 100})
+def test_polling(sdk: openai.OpenAI, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    made = begin(sdk, {"chunks": 4, "until": str(end)})
     assert made.status == "queued" and made.background is True
     check_response(made.to_dict())
     # It can be gone on from only once it is there.
@@ -50,6 +51,7 @@ def test_polling(sdk: openai.OpenAI) -> None:
         sdk.responses.create(model="a", input="And?", previous_response_id=made.id)
     assert caught.value.code == "response_in_progress"
     until(sdk, made.id, "in_progress")
+    end.touch()
     done = until(sdk, made.id, "completed")
     assert done.output_text == "t0 t1 t2 t3 "
     check_response(done.to_dict())
@@ -207,8 +209,8 @@ def test_a_client_that_leaves_stops_its_response(service: Service, sdk: openai.O
             seen += next(chunks)
     response_id = parse_stream(seen[: seen.index(b"\n\n") + 2])[0]["response"]["id"]
     wait_until(lambda: (service.worker("a") or {})["in_flight"] == 0, "the worker goes on")
-    kept = service.client.get(f"/v1/responses/{response_id}").json()
-    assert kept["status"] == "cancelled"
+    kept = f"/v1/responses/{response_id}"
+    wait_until(lambda: service.client.get(kept).json()["status"] == "cancelled", "it is not cancelled")
 
 
 def test_what_was_said_outlives_the_supervisor(tmp_path: Path) -> None:

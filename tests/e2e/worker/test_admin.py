@@ -21,6 +21,9 @@ from shared.activity import (
 from shared.admin import Leased
 from tests.e2e.worker.serving import ENDLESS, Worker, chat_body, serving
 
+ENOUGH = 400
+"""Tokens of an answer that still comes when what is asked beside it has been seen to wait."""
+
 
 @contextlib.asynccontextmanager
 async def leased(worker: Worker) -> AsyncIterator[Leased]:
@@ -57,7 +60,7 @@ async def test_health_tells_what_the_worker_does() -> None:
 
 async def test_a_lease_waits_for_what_runs_then_nothing_runs_until_it_ends() -> None:
     async with serving() as worker:
-        async with worker.stream(max_tokens=150) as stream:
+        async with worker.stream(max_tokens=ENOUGH) as stream:
             await anext(stream)
             lease = leased(worker)
             waiting = asyncio.create_task(lease.__aenter__())
@@ -120,7 +123,7 @@ async def test_a_lessee_that_gives_up_waiting_is_forgotten() -> None:
 
 async def test_drain_waits_for_what_was_admitted_and_admits_nothing_more() -> None:
     async with serving(max_concurrency=1) as worker:
-        async with worker.stream(max_tokens=120) as stream:
+        async with worker.stream(max_tokens=ENOUGH) as stream:
             await anext(stream)
             queued = asyncio.create_task(worker.text())
             await worker.until(lambda health: health["queued"] == 1, "not queued")
@@ -181,7 +184,7 @@ async def test_internal_completions_are_answered_in_order_and_alone() -> None:
 
 async def test_internal_completions_wait_for_the_batch_to_be_empty() -> None:
     async with serving() as worker:
-        async with worker.stream(max_tokens=100) as stream:
+        async with worker.stream(max_tokens=ENOUGH) as stream:
             await anext(stream)
             body = {"stage": "x", "input": {"user": "x"}, "max_tokens": 2}
             waiting = asyncio.create_task(worker.client.post("/admin/memory/complete", json=body))

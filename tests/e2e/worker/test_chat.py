@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.worker.serving import Worker, chat_body, content, serving
+from tests.e2e.worker.serving import ENDLESS, Worker, chat_body, content, serving
 from tests.fixtures.tiny import Tiny
 
 
@@ -237,15 +237,18 @@ async def test_unknown_paths_and_methods(method: str, path: str, status: int, al
 
 
 async def test_more_requests_than_rows_wait_and_too_many_are_refused() -> None:
-    async with serving(max_concurrency=2, queue=3) as worker:
-        responses = await asyncio.gather(*(worker.chat(max_tokens=60) for _ in range(9)))
-        after = await worker.text()
-    statuses = sorted(response.status_code for response in responses)
-    assert statuses == [200] * 5 + [429] * 4
-    refused = next(response for response in responses if response.status_code == 429)
-    assert refused.json()["error"]["code"] == "queue_full"
-    assert int(refused.headers["retry-after"]) >= 1
-    assert after
+    async with serving(Tiny(context=10**6), max_concurrency=2, queue=3) as worker:
+        async with worker.stream(max_tokens=ENDLESS), worker.stream(max_tokens=ENDLESS):
+            await worker.until(lambda health: health["running"] == 2, "they do not run")
+            waiting = [asyncio.create_task(worker.chat()) for _ in range(3)]
+            await worker.until(lambda health: health["queued"] == 3, "they do not wait")
+            refused = await asyncio.gather(*(worker.chat() for _ in range(4)))
+            assert not any(one.done() for one in waiting)
+        answers = await asyncio.gather(*waiting)
+    assert [response.status_code for response in answers] == [200] * 3
+    for response in refused:
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")
+        assert int(response.headers["retry-after"]) >= 1
 
 
 async def test_fifty_at_once_are_all_answered() -> None:

@@ -26,7 +26,7 @@ def sdk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     config += f"\n[models.tiny.adapters]\nsql = {json.dumps(str(adapter))}\n"
     with (
         Service(base / "home", config=config) as service,
-        openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+        openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=240) as client,
     ):
         yield client
 

@@ -182,7 +182,7 @@ def test_a_changed_folder_is_looked_at_again(home: Home) -> None:
     costs = Costs(GPU)
     before = costs.cost(unscanned).bytes
     (folder / "model.safetensors").unlink()
-    write_tiny(folder, Tiny(layers=12, hidden=512))
+    write_tiny(folder, Tiny(layers=12))
     assert costs.cost(unscanned).bytes > before
     assert costs.cost(entry_of(home)).bytes > before
 

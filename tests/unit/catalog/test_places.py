@@ -177,11 +177,11 @@ def test_what_did_not_change_stays_the_same_object(disk: Disk) -> None:
     assert catalog.resolve("mine").context == 7
 
 
-def test_two_thousand_models(home: Home, disk: Disk) -> None:
-    """Cold under a second and warm under 50 ms on a quiet machine: `make bench` measures it."""
+def test_hundreds_of_models(home: Home, disk: Disk) -> None:
+    """How long it takes with thousands, `make bench` measures."""
     source = write_fake_model(disk.hub / "template")
     contents = {path.name: path.read_bytes() for path in source.iterdir()}
-    for number in range(2000):
+    for number in range(500):
         org, snapshot = f"org{number % 20}", disk.hub / f"models--org{number % 20}--m{number}"
         if number % 2:
             snapshot = snapshot / "snapshots" / COMMIT
@@ -194,7 +194,7 @@ def test_two_thousand_models(home: Home, disk: Disk) -> None:
             (snapshot / name).write_bytes(content)
     time.sleep(0.06)  # what was written a moment ago may still change within a tick of the clock
     catalog = disk.catalog()
-    assert len(catalog.entries()) == 2000
+    assert len(catalog.entries()) == 500
     assert all(entry.problem is None for entry in catalog.entries())
     before = catalog.entries()
     catalog.refresh()
