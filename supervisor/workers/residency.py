@@ -32,6 +32,7 @@ from supervisor.workers.actions import (
     Action,
     Admit,
     Drain,
+    GiveBack,
     Refuse,
     Share,
     Spawn,
@@ -374,6 +375,11 @@ class Residency(Residents):
             if self._leases and not model.admitted:
                 # Nobody is let in: who waits keeps no worker from its rest, nor from leaving.
                 model.turn = 0
+            if model.leaving and model.ours == "held" and model.unused:
+                # Whoever has the machine wants it to rest, and it need not be there for that.
+                model.ours = "no"
+                model.leased = False
+                actions.append(GiveBack(model.traits.id))
             if model.leaving and (
                 model.at_rest or (self._closing and model.phase == "ready" and model.unused)
             ):

@@ -229,6 +229,17 @@ def test_who_leaves_before_a_load_has_begun_does_not_want_it_any_more(service: S
     assert service.worker("a") is None
 
 
+def test_a_model_is_unloaded_by_hand_while_somebody_has_the_machine(service: Service) -> None:
+    """It waited for the end of the lease."""
+    assert service.chat("a").status_code == 200
+    outer = run(service, "--", "sleep", "60")
+    command_of(service, outer)
+    service.client.post("/api/models/a/unload", timeout=20).raise_for_status()
+    assert service.worker("a") is None and leases(service)[0]["granted"]
+    outer.terminate()
+    outer.communicate(timeout=20)
+
+
 def test_an_option_that_run_does_not_know_is_not_its_command(service: Service) -> None:
     code, _, told = run(service, "--unlod", "--", "true").communicate(timeout=20)
     assert code == 2 and "Invalid value for --unlod: no such option" in told

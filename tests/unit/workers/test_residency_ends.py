@@ -3,6 +3,7 @@
 from supervisor.workers.actions import (
     Action,
     Admit,
+    Drain,
     GiveBack,
     Grant,
     Lease,
@@ -111,6 +112,20 @@ def test_a_lease_without_models_unloads_them_and_waits_until_they_are_reaped() -
     assert residency.gone("a", 2.0) == residency.gone("b", 2.0) == []
     assert residency.gone("c", 2.0) == [Grant(7)]
     assert residency.lease_ended(7, 3.0) == [Spawn("c")]
+
+
+def test_a_model_that_is_unloaded_by_hand_during_a_lease_does_not_wait_for_its_end() -> None:
+    """It was `draining` for as long as the lease lasted, and whoever had asked for it waited."""
+    residency = Residency(3)
+    serving(residency, A, B)
+    residency.lease_asked(7, 1.0, unload=False)
+    residency.taken("a", 1.0)
+    assert residency.taken("b", 1.0) == [Grant(7)]
+    assert residency.unload("a", 2.0) == [Drain("a"), GiveBack("a"), Stop("a", "unloaded")]
+    # Who came before is served by that very worker, when the lease has ended.
+    residency.arrived(1, B, 3.0)
+    assert residency.gone("a", 4.0) == []
+    assert residency.lease_ended(7, 5.0) == [GiveBack("b"), Admit(1, "b")]
 
 
 def test_an_eviction_under_way_finishes_before_the_lease() -> None:
