@@ -2,16 +2,24 @@
 
 import shlex
 import sys
+import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import quote
 
 import typer
 
 from shared.sizes import format_duration, format_size
-from supervisor.cli.errors import NotRunningError
+from supervisor.cli.errors import NotRunningError, RefusedError
 from supervisor.cli.looking import looked_at
 from supervisor.cli.options import HomeOption, JsonOption, complete_model, supervisor_of
 from supervisor.cli.terminal import Style, clean, say, say_json, say_table
+
+if TYPE_CHECKING:
+    from supervisor.cli.client import Client
+
+_PATIENCE_S: Final = 0.5
+"""So long a load may wait before it is told what for."""
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Model id or alias.", autocompletion=complete_model)
@@ -59,7 +67,7 @@ def ps(home: HomeOption = None, json: JsonOption = False) -> None:
     for lease in engine["leases"]:
         say(leased(lease))
     for waiting in engine["waiting"]:
-        say(_told(waiting))
+        say(queued(waiting))
     for worker in workers:
         if worker["asks"]:
             say(asking(worker))
@@ -127,7 +135,8 @@ def asking(worker: dict[str, Any]) -> str:
     )
 
 
-def _told(waiting: dict[str, Any]) -> str:
+def queued(waiting: dict[str, Any]) -> str:
+    """How many wait for a model, and what for."""
     count = waiting["count"]
     behind = f", behind {', '.join(waiting['behind'])}" if waiting["behind"] else ""
     return (
@@ -203,11 +212,33 @@ def load(model: ModelArgument, home: HomeOption = None) -> None:
 
     supervisor = supervisor_of(home)
     refuse_within_lease(supervisor)
-    for lease in supervisor.get("/api/engine")["leases"]:
-        if lease["granted"]:
-            sys.stderr.write(f"waiting for the end of the lease: {clean(leased(lease))}\n")
-    loaded = supervisor.act(model, "load")
+    done = threading.Event()
+    narrator = threading.Thread(target=_narrate, args=(supervisor, model, done), daemon=True)
+    narrator.start()
+    try:
+        loaded = supervisor.act(model, "load")
+    finally:
+        done.set()
+        narrator.join()
     say(f"{loaded['id']} is ready")
+
+
+def _narrate(supervisor: "Client", model: str, done: threading.Event) -> None:
+    """Say on stderr what a load waits for before it begins, each reason once, until it is done."""
+    reasons = {"loading"}
+    try:
+        model_id = supervisor.get(f"/api/models/{quote(model, safe='/')}")["id"]
+        while not done.wait(_PATIENCE_S):
+            engine = supervisor.get("/api/engine")
+            for line in engine["waiting"]:
+                if line["id"] != model_id or line["reason"] in reasons:
+                    continue
+                reasons.add(line["reason"])
+                held = [leased(lease) for lease in engine["leases"] if lease["granted"]]
+                why = f": {held[0]}" if line["reason"] == "lease" and held else ""
+                sys.stderr.write(clean(f"{queued(line)}{why}\n"))
+    except RefusedError:
+        return  # what is wrong is the load's to tell
 
 
 def unload(model: ModelArgument, home: HomeOption = None) -> None:

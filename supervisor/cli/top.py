@@ -10,7 +10,7 @@ import typer
 
 from shared.sizes import format_duration, format_size
 from supervisor.cli.errors import NotRunningError
-from supervisor.cli.models import asking, leased
+from supervisor.cli.models import asking, leased, queued
 from supervisor.cli.options import HomeOption, supervisor_of
 from supervisor.cli.terminal import clean
 
@@ -100,9 +100,7 @@ def _page(
         "",
         _models(engine, stats, rates) if engine["workers"] else "no model is loaded",
     ]
-    for line in engine["waiting"]:
-        since = format_duration(line["oldest_s"])
-        parts.append(clean(f"{line['count']} wait for {line['id']} since {since}: {line['reason']}"))
+    parts += [clean(queued(line)) for line in engine["waiting"]]
     parts += [clean(asking(worker)) for worker in engine["workers"] if worker.get("asks")]
     parts += [clean(leased(lease)) for lease in engine["leases"]]
     if stats["running"]:

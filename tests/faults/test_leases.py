@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -219,10 +220,15 @@ def test_who_leaves_before_a_load_has_begun_does_not_want_it_any_more(service: S
     outer = run(service, "--", "sleep", "60")
     command_of(service, outer)
     loading = nursery.launch("supervisor", ["load", "a", "--home", str(service.home)])
-    wait_until(lambda: bool(service.engine()["waiting"]), "nobody waits")
+    assert loading.stderr is not None
+    told = loading.stderr.readline()
+    assert re.fullmatch(
+        r"1 request for a waits for the end of the lease, since [^:]*: sleep \(pid \d+\) has the machine.*\n",
+        told,
+    )
+    assert service.engine()["waiting"]
     loading.send_signal(signal.SIGINT)
-    _, said, told = loading.communicate(timeout=20)
-    assert said == "" and told.startswith("waiting for the end of the lease: sleep (pid ")
+    assert loading.communicate(timeout=20)[1] == ""
     wait_until(lambda: not service.engine()["waiting"], "somebody waits")
     outer.terminate()
     outer.communicate(timeout=20)
