@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from shared.errors import PublicError
-from shared.request_ids import HEADER, request_id
-from supervisor.http.exchange import HIGH_WATER_BYTES, Exchange, Handler, Work, status_line
+from supervisor.http.exchange import HIGH_WATER_BYTES, Exchange, Handler, Work
 from supervisor.http.reader import Head, Limits, Reading, Refusal, RequestReader
+from supervisor.http.refused import Refused
 from supervisor.http.upgraded import Upgraded
 
 log = logging.getLogger(__name__)
@@ -73,11 +73,7 @@ class HttpConnection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self._reader = RequestReader(self, registry.limits)
         self._exchanges: deque[Exchange] = deque()
-        self._refusal: PublicError | None = None
-        self._refused_name = b""
-        """The `x-request-id` of the refusal."""
-        self._refused_path: bytes | None = None
-        """Of a refused request that the application never saw; empty when its head did not come."""
+        self._refusal: Refused | None = None
         self._closing = False
         self._deaf = False
         """What comes is dropped."""
@@ -256,7 +252,7 @@ class HttpConnection(asyncio.Protocol):
             self.loop.call_soon(self._begin_next)
             self._throttle()
         elif self._refusal is not None:
-            self._say_refusal(self._refusal)
+            self._say(self._refusal)
         elif self._half_closed:
             self.transport.close()
         elif self._reader.reading is _NOTHING:
@@ -286,30 +282,21 @@ class HttpConnection(asyncio.Protocol):
         """End the connection with an error, in the right order behind the answers that are due."""
         self._deaf = True
         self._deadline = math.inf
-        offered: bytes | None = None
-        self._refused_path = b""
+        broken: Exchange | None = None
         if self._exchanges and not self._exchanges[-1].body_complete:
             broken = self._exchanges.pop()
-            offered = broken.fields.get(HEADER)
-            self._refused_path = None if broken.begun else broken.raw_path
             broken.lose(error.status)
             if broken.started:
                 self.abort()
                 return
-        self._refused_name = request_id(offered)
-        if self._exchanges:
-            self._refusal = error
-        else:
-            self._say_refusal(error)
+        self._refusal = Refused(error, broken)
+        if not self._exchanges:
+            self._say(self._refusal)
 
-    def _say_refusal(self, error: PublicError) -> None:
-        if self._refused_path is not None:
-            self._registry.on_refused(self._refused_path, error.status)
-        body = error.body()
-        headers = [*error.headers(), (HEADER, self._refused_name)]
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        tail = b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
-        self.transport.write(b"".join([status_line(error.status), *lines, tail]))
+    def _say(self, refusal: Refused) -> None:
+        if refusal.uncounted_path is not None:
+            self._registry.on_refused(refusal.uncounted_path, refusal.error.status)
+        self.transport.write(refusal.answer())
         self._linger()
 
     def abort(self) -> None:

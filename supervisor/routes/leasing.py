@@ -1,6 +1,7 @@
 """`POST /api/lease`: the whole machine for oneself. The open answer is the lease."""
 
 import asyncio
+import re
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ _NDJSON: Final = [(b"content-type", b"application/x-ndjson"), (b"cache-control",
 _AGAIN_S: Final = 1.0
 _QUIET_S: Final = 0.2
 _LONGEST_NAME: Final = 200
+_MISSING: Final = re.compile("Object missing required field `(.+)`")
 _ENDED: Final = "the command that it was for has ended, and who ran it"
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -39,7 +41,7 @@ class OwnAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str
     """That was told with `leased`."""
     command_pid: int | None = None
-    """The process that it is for from now on, and that has the connection too."""
+    """The process that it is for from now on: a child of the one that asked, with the connection too."""
 
 
 def leasing(parts: Parts) -> APIRouter:
@@ -81,6 +83,8 @@ def _decoded(body: bytes, shape: type[Body]) -> Body:
         return msgspec.json.decode(body or b"{}", type=shape)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$.")
+        if missing := _MISSING.fullmatch(reason):
+            raise invalid(f"'{missing[1]}' is required.", param=missing[1], code="missing_field") from None
         raise invalid(f"{reason}.", param=path.removesuffix("`") or None) from None
     except msgspec.DecodeError as error:
         raise PublicError(400, "invalid_json", f"The body is not valid JSON: {error}.") from None

@@ -1,6 +1,7 @@
 """Leases of the whole machine: who wants it, who holds it, and the exclusive use of each worker meanwhile."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Final, Literal
@@ -73,9 +74,17 @@ class MachineLease:
         if not self.given_back.done():
             self.given_back.set_result(None)
 
-    def begin(self, command_pid: int) -> None:
-        """Whoever asked for it runs this command now, which has the connection as well."""
-        self._command = _process(command_pid)
+    def begin(self, command_pid: int) -> bool:
+        """Whoever asked for it runs this command now, which has the connection as well.
+
+        Whether that is so: it must run, as a child of his. In a container pids are other processes'.
+        """
+        command = _process(command_pid)
+        with contextlib.suppress(psutil.Error):
+            if command is not None and self._asker is not None and command.ppid() == self._asker.pid:
+                self._command = command
+                return True
+        return False
 
     @property
     def pid(self) -> int | None:

@@ -70,8 +70,7 @@ class MachineLeases:
         offered = token.encode()
         for lease in self._leases.values():
             if lease.granted.done() and hmac.compare_digest(lease.token.encode(), offered):
-                if command_pid is not None:
-                    lease.begin(command_pid)
+                if command_pid is not None and lease.begin(command_pid):
                     self._events.emit("lease.held", holder=lease.name)
                 return lease.view(asyncio.get_running_loop().time())
         return None

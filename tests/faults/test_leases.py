@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from supervisor.cli.client import Client
 from supervisor.home import Home
 from supervisor.settings import ModelSettings
 from tests.fixtures import nursery
@@ -288,6 +289,7 @@ def test_the_token_is_told_to_the_holder_alone_and_good_for_as_long_as_it_holds(
         assert status == 400 and "on the control socket only" in body["error"]["message"]  # type: ignore[index]
     wait_until(lambda: not leases(service), "still leased")
     assert own({"token": token})[0] == 404
+    assert own({})[1]["error"]["param"] == "token"  # type: ignore[index]
     assert own({})[0] == own({"token": 1})[0] == own({"token": "x", "command_pid": 0})[0] == 400
 
 
@@ -320,8 +322,10 @@ def test_a_lease_that_only_a_child_of_its_holder_has_says_so(service: Service) -
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(sys.argv[1])
         connection.sendall(b"POST /api/lease HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 0\\r\\n\\r\\n")
-        while b"leased" not in connection.recv(65536):
-            pass
+        told = b""
+        while b"leased" not in told:
+            told = connection.recv(65536)
+        print(told.partition(b'"token":"')[2][:48].decode())
         if child := os.fork():
             print(child, flush=True)
             sys.stdin.readline()
@@ -333,8 +337,11 @@ def test_a_lease_that_only_a_child_of_its_holder_has_says_so(service: Service) -
         [sys.executable, "-c", script, control], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert program.stdin is not None and program.stdout is not None
-    child = int(program.stdout.readline())
+    token, child = program.stdout.readline().strip(), int(program.stdout.readline())
     try:
+        # Not of a process that is none of his.
+        body = {"token": token, "command_pid": os.getpid()}
+        assert Client.of(service.home).post("/api/lease/own", body)["pid"] == program.pid
         (lease,) = leases(service)
         assert (lease["holder"], lease["pid"]) == (f"somebody (pid {program.pid})", program.pid)
         program.stdin.close()

@@ -312,6 +312,17 @@ async def test_what_the_server_itself_refuses_is_counted_as_it_was_answered(
                 assert timeline["status"] == status
 
 
+async def test_what_the_server_itself_refuses_has_the_shape_of_the_api(tmp_path: Path) -> None:
+    """A slow body for Anthropic's API was refused in OpenAI's shape."""
+    limits = Limits(body_window_s=0.1)
+    async with supervised(tmp_path, says_ok, limits=limits) as here, connected(here.address) as wire:
+        wire.send(head("POST /v1/messages", "Content-Length: 100"))
+        answer = await wire.read()
+        told = json.loads(answer.body)
+        assert (answer.status, told["type"], told["request_id"]) == (408, "error", "mine")
+        assert answer.headers["request-id"] == answer.headers["x-request-id"] == "mine"
+
+
 async def test_a_refusal_behind_a_request_that_runs_is_counted_too(tmp_path: Path) -> None:
     async with supervised(tmp_path, says_ok) as here, connected(here.address) as wire:
         here.pool.gate = asyncio.Event()
