@@ -3,10 +3,10 @@
 import json
 
 from tests.e2e.worker.serving import Json, serving
-from tests.e2e.worker.test_tools import PARAMETERS, SPEAKS
+from tests.e2e.worker.test_tools import SPEAKS, WORDY
 from tests.unit.constraints.validate import problem
 
-WEATHER: Json = {"name": "get_weather", "parameters": PARAMETERS}
+WEATHER: Json = {"name": "get_weather", "parameters": WORDY}
 NAMED: Json = {"functions": [WEATHER], "function_call": {"name": "get_weather"}, "max_tokens": 300}
 
 
@@ -26,7 +26,7 @@ async def test_a_function_is_called_streamed_and_not() -> None:
     call = message["function_call"]
     assert choice["finish_reason"] == "function_call"
     assert message["content"] is None and "tool_calls" not in message
-    assert call["name"] == "get_weather" and problem(json.loads(call["arguments"]), PARAMETERS) is None
+    assert call["name"] == "get_weather" and problem(json.loads(call["arguments"]), WORDY) is None
     deltas = [chunk["delta"]["function_call"] for chunk in chunks if "function_call" in chunk["delta"]]
     assert deltas[0] == {"name": "get_weather", "arguments": ""}
     assert "".join(delta["arguments"] for delta in deltas) == call["arguments"]

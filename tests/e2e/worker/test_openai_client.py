@@ -19,7 +19,8 @@ NAMED: Any = {"type": "function", "function": {"name": "GetWeather"}}
 class GetWeather(BaseModel):
     """Get the weather of a city."""
 
-    city: str = Field(min_length=1, max_length=10)
+    # So long that it can't come in one event, however busy the machine is.
+    city: str = Field(min_length=100, max_length=110)
     days: int = Field(ge=1, le=9)
 
 
@@ -42,7 +43,7 @@ async def test_a_streamed_call_is_parsed_into_its_model() -> None:
             messages=MESSAGES,
             tools=[pydantic_function_tool(GetWeather)],
             tool_choice=NAMED,
-            max_tokens=300,
+            max_tokens=600,
             reasoning_effort="none",
             seed=1,
         ) as stream,
@@ -64,7 +65,7 @@ async def test_a_structured_answer_is_parsed_into_its_model() -> None:
             model="tiny",
             messages=MESSAGES,
             response_format=GetWeather,
-            max_tokens=300,
+            max_tokens=600,
             reasoning_effort="none",
             seed=1,
         )

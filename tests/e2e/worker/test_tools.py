@@ -21,6 +21,13 @@ PARAMETERS: Json = {
     "required": ["city", "unit"],
     "additionalProperties": False,
 }
+WORDY: Json = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "minLength": 150, "maxLength": 160}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+"""Arguments that take so long to say that they can't come in one event, however busy the machine is."""
 
 
 def function(name: str, parameters: Json | None = None) -> Json:
@@ -51,7 +58,8 @@ def gathered(choices: list[Json]) -> list[Json]:
 
 
 async def test_a_named_function_is_called_with_valid_arguments_streamed_and_not() -> None:
-    fields: Json = {"tools": [WEATHER, TIME], "tool_choice": NAMED, "max_tokens": 300}
+    tools = [function("get_weather", WORDY), TIME]
+    fields: Json = {"tools": tools, "tool_choice": NAMED, "max_tokens": 300}
     async with serving(SPEAKS) as worker:
         (choice,) = (await worker.answer(**fields))["choices"]
         async with worker.stream(**fields) as stream:
@@ -62,7 +70,7 @@ async def test_a_named_function_is_called_with_valid_arguments_streamed_and_not(
     (call,) = message["tool_calls"]
     assert call["type"] == "function" and call["id"].startswith("call_")
     assert call["function"]["name"] == "get_weather"
-    assert problem(json.loads(call["function"]["arguments"]), PARAMETERS) is None
+    assert problem(json.loads(call["function"]["arguments"]), WORDY) is None
     (streamed,) = gathered(choices)
     assert (streamed["name"], streamed["arguments"]) == ("get_weather", call["function"]["arguments"])
     assert choices[-1]["finish_reason"] == "tool_calls"
