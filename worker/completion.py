@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ from worker.engine.turns import Lease, Turn
 from worker.guides import Guide, Guides
 from worker.model.loading import Model
 from worker.prompts import Prompts
-from worker.reply import AHEAD, Account, Choices, Reply
+from worker.reply import Account, Choices, Reply, foreseen
 from worker.request import Request, resolve
 from worker.text.assembler import Assembler
 from worker.text.logprobs import TokenTexts
@@ -37,11 +37,6 @@ from worker.text.thinking import says_thinking, thinking_arguments
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_FORESEEN: Final = 2048
-"""Tokens of an answer that memory is kept free for, when it may be longer: few answers are."""
-_PIECE: Final = 1024
-"""Tokens by which an answer that becomes longer is promised more."""
 
 
 class Completions:
@@ -132,7 +127,7 @@ class Completions:
                 if guide.warning is not None:
                     warnings.append(guide.warning)
                 prompt = await self.prompts.tokens(request)
-                self._admission.check(len(prompt) + min(self._longest(request, prompt), _FORESEEN))
+                self._admission.check(foreseen(len(prompt), self._longest(request, prompt)))
                 # For a model whose state can't be cut back, where to keep it.
                 cuts = () if self._state.cuttable else await self.prompts.boundaries(request, prompt)
                 marked = 0
@@ -224,7 +219,7 @@ class Completions:
                     self._engine.remove(row)
                 elif finish is None and len(reply.said) >= reply.wants_at:
                     reply.wants_at = reply.row.max_tokens
-                    self._admission.want(self._turns[row], min(reply.whole, reply.tokens + AHEAD + _PIECE))
+                    self._admission.want(self._turns[row], reply.expected)
             if finish is not None:
                 self._put_back(row)
         for row in report.removed:
@@ -370,10 +365,7 @@ class Completions:
     def _length(self, number: int) -> int:
         """Tokens that memory is to be there for."""
         reply = self._replies.get(number)
-        if reply is None:
-            return 0
-        foreseen = reply.tokens + AHEAD + _PIECE if reply.said else reply.tokens + _FORESEEN
-        return min(reply.whole, foreseen)
+        return 0 if reply is None else reply.expected
 
     def _drop(self, reply: Reply) -> None:
         """The reply is over before the engine is done with it."""

@@ -19,11 +19,20 @@ from worker.text.events import Finished, ReplyEvent, Usage, total_usage
 
 Ending = Literal["stop", "length", "cancelled", "failed"]
 
+FORESEEN: Final = 2048
+"""Tokens of an answer that memory is kept free for, when it may be longer: few answers are."""
+PIECE: Final = 1024
+"""Tokens by which an answer that becomes longer is promised more."""
 AHEAD: Final = 256
 """So many tokens before an answer comes to the end of what it was promised, it is to be promised more."""
 
 # A request with several answers ends as the worst of them does.
 _WORST_FIRST: Final[tuple[Ending, ...]] = ("failed", "cancelled", "length", "stop")
+
+
+def foreseen(prompt: int, most: int) -> int:
+    """Tokens that memory is to be there for when an answer of up to `most` tokens begins."""
+    return prompt + min(most, FORESEEN)
 
 
 class Account:
@@ -222,6 +231,13 @@ class Reply:
     def whole(self) -> int:
         """Tokens that prompt and answer may have."""
         return len(self.row.prompt) + self.row.max_tokens
+
+    @property
+    def expected(self) -> int:
+        """Tokens of prompt and answer that memory is to be there for."""
+        if self.said:
+            return min(self.whole, self.tokens + AHEAD + PIECE)
+        return foreseen(len(self.row.prompt), self.row.max_tokens)
 
     def begun(self, cached_tokens: int) -> None:
         """The row is in the engine, and so many tokens of its prompt need no computing."""

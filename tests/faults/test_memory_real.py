@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,13 @@ TOKEN_BYTES = 8 * 2 * 2 * 96 * 4
 PROMPT_TOKENS = 700
 ROW_BYTES = 3072 * TOKEN_BYTES
 """Prompt and the 2048 tokens that are foreseen of an answer, in steps of 256."""
+SHORTSIGHTED = (sys.executable, "-m", "tests.faults.shortsighted")
+WIDE = {"a": Tiny(layers=3, head=1024, seed=3), "b": Tiny(layers=3, head=1024, seed=4)}
+"""Their rows hold much and take little time."""
+WIDE_TOKEN_BYTES = 3 * 2 * 2 * 1024 * 4
+GROWN_TOKENS = 900
+SLACK_BYTES = 24 * 2**20
+"""For what mlx keeps of arrays that it has freed."""
 STOPS = ["x", "e", ".", " "]
 """Some of what the model says at random."""
 
@@ -45,6 +52,11 @@ class Answered(msgspec.Struct, frozen=True):
     body: bytes
     handed_back: int
     """How often the worker gave it back before."""
+
+    @property
+    def text(self) -> str:
+        said: str = msgspec.json.decode(self.body)["choices"][0]["message"]["content"]
+        return said
 
 
 class Machine:
@@ -73,6 +85,12 @@ class Machine:
         assert worker is not None and worker.memory is not None
         return int((worker.memory.reserved_bytes + ROW_BYTES) / 0.95) - worker.booked_bytes
 
+    def needed_bytes(self, name: str, rows_bytes: int) -> int:
+        """What the model, which has no rows, must be allowed to take for some."""
+        worker = self.bench.worker(name)
+        assert worker is not None and worker.memory is not None
+        return int((worker.memory.reserved_bytes + rows_bytes) / 0.95)
+
     async def tighten(self, budget_bytes: int) -> None:
         """Until the workers have heard of it they let rows in by what they were told before."""
         self.budget_bytes = budget_bytes
@@ -87,16 +105,15 @@ class Machine:
         known = [self.bench.pool._residency.model(entry.id) for entry in self.models]
         return sum(model.share_bytes for model in known if model is not None)
 
-    async def ask(self, entry: ModelEntry) -> Answered:
-        """A long prompt whose answer may be long, and ends soon."""
-        body = msgspec.json.encode(
-            {
-                "model": entry.id,
-                "messages": [{"role": "user", "content": "x" * PROMPT_TOKENS}],
-                "max_tokens": 2048,
-                "stop": STOPS,
-            }
-        )
+    async def ask(self, entry: ModelEntry, **fields: object) -> Answered:
+        """A long prompt whose answer may be long, and ends soon; or what `fields` say."""
+        wanted = {
+            "model": entry.id,
+            "messages": [{"role": "user", "content": "x" * PROMPT_TOKENS}],
+            "max_tokens": 2048,
+            "stop": STOPS,
+        }
+        body = msgspec.json.encode(wanted | fields)
         after = returned = 0
         while True:
             async with self.bench.pool.slot(entry, after=after) as slot:
@@ -133,11 +150,13 @@ class Machine:
 
 
 @contextlib.asynccontextmanager
-async def machine(folder: Path) -> AsyncIterator[Machine]:
+async def machine(
+    folder: Path, shapes: Mapping[str, Tiny] = SHAPES, command: Sequence[str] = WORKER
+) -> AsyncIterator[Machine]:
     models = {
-        name: ModelSettings(source=str(tiny_model(shape)), hold_s=0.0) for name, shape in SHAPES.items()
+        name: ModelSettings(source=str(tiny_model(shape)), hold_s=0.0) for name, shape in shapes.items()
     }
-    async with running(folder, room=100, watch=WATCH, models=models, command=WORKER) as bench:
+    async with running(folder, room=100, watch=WATCH, models=models, command=command) as bench:
         made = Machine(bench, models)
         for entry in made.models:
             await bench.pool.load(entry)
@@ -169,3 +188,29 @@ async def test_two_rows_that_fit_beside_no_other_model_are_both_answered(tmp_pat
         assert [answer.status for answer in answers] == [200, 200], answers
         assert two.most_running == 1
         assert two.bench.kinds().count("worker.gone") >= 1, "none could leave for the other"
+
+
+async def test_answers_that_become_longer_than_foreseen_keep_to_the_budget(tmp_path: Path) -> None:
+    """They took what they needed without asking, and both together more than there is."""
+    fields: dict[str, object] = {
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": GROWN_TOKENS,
+        "temperature": 0,
+        "stop": None,
+    }
+    async with machine(tmp_path, WIDE, SHORTSIGHTED) as two:
+        # Both have room to begin, and one at a time for its end.
+        begun = [two.needed_bytes(name, 256 * WIDE_TOKEN_BYTES) for name in WIDE]
+        ended = [two.needed_bytes(name, 1024 * WIDE_TOKEN_BYTES) for name in WIDE]
+        await two.tighten(min(begun) + max(ended) + SLACK_BYTES)
+        assert sum(ended) > two.budget_bytes + 10_000_000, "they could end together"
+        async with two.watched():
+            answers = await asyncio.gather(*(two.ask(entry, **fields) for entry in two.models))
+        kinds = two.bench.kinds()
+        await two.tighten(2**40)
+        alone = [await two.ask(entry, **fields) for entry in two.models]
+    assert [answer.status for answer in answers] == [200, 200], answers
+    assert [answer.handed_back for answer in answers] == [0, 0]
+    assert [answer.text for answer in answers] == [answer.text for answer in alone]
+    assert two.most_running == 2, "they did not run beside each other"
+    assert "worker.asks" in kinds and "worker.cuts" not in kinds
