@@ -115,6 +115,30 @@ def test_the_follower_does_all_that_the_leader_does(monkeypatch: pytest.MonkeyPa
     assert pair.cache.counts.hits == pair.their_cache.counts.hits > 0
 
 
+@pytest.mark.parametrize("limit", [2**26, 1])
+def test_both_let_a_row_have_more_and_let_it_go_on_alike(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    pair = Pair(monkeypatch, limit)
+    wanted = row(3, tokens=20)
+    whole = len(wanted.prompt) + 20
+    said: list[int] = []
+
+    def run(row: Row, *, more_at: int = 0) -> None:
+        pair.leader.insert(row)
+        while len(pair.leader):
+            said.extend(output.token for output in pair.leader.step())
+            if more_at and len(said) == more_at:
+                pair.leader.allow(row.id, len(wanted.prompt) + 11)
+            pair.leader.settle()
+            pair.follow()
+
+    run(msgspec.structs.replace(wanted, max_tokens=6, whole=whole), more_at=4)
+    assert len(said) == 11 and len(pair.their_cache) == 1, "it is kept for it, whatever else is"
+    left = {"prompt": [*wanted.prompt, *said], "max_tokens": 20 - len(said), "said": len(said)}
+    run(msgspec.structs.replace(wanted, whole=whole, **left))
+    assert said == alone(wanted)
+    assert pair.their_cache.counts.reused_tokens == pair.cache.counts.reused_tokens > len(wanted.prompt)
+
+
 def test_both_keep_the_same_when_the_share_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the same state takes other bytes on the other rank, as with other layers it does."""
     pair = Pair(monkeypatch)
