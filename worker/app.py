@@ -247,8 +247,12 @@ class App:
             state = await self._keep_state(model)
             embedder = make_embedder(model, record.options)
             assert self._share is not None
-            await self._engine.open(
-                lambda: open_engine(model, record.options, state.cache, embedder, self._ranks)
+            # What is on the disk is looked at meanwhile.
+            await asyncio.gather(
+                self._engine.open(
+                    lambda: open_engine(model, record.options, state.cache, embedder, self._ranks)
+                ),
+                self._open_saved(model, state),
             )
             self._bound_scores(model, self._share)
             mounts = await self._mount(model, state)
@@ -390,7 +394,7 @@ class App:
         )
 
     async def _keep_state(self, model: Model) -> PromptState:
-        """Find out how much there may be of rows and of what is kept of them, and what is on disk."""
+        """Find out how much there may be of rows and of what is kept of them."""
         options = self.record.options
 
         def prepare() -> tuple[Needs, int]:
@@ -414,12 +418,16 @@ class App:
         cache = PromptCache(prompt_bytes) if self._ranks is None else self._ranks.cache(prompt_bytes)
         state = PromptState(self._engine, cache, room_bytes=share.room.kv_bytes, cuttable=needs.cuttable)
         share.state = state
+        return state
+
+    async def _open_saved(self, model: Model, state: PromptState) -> None:
+        """Find out what is on the disk of earlier prompts, unless nothing is to be kept there."""
+        options = self.record.options
         if options.saved_state is not None and model.writes and self._ranks is None:
             computed = f"{mx.default_device()} {model.weights_bytes}"
             await state.open(
                 Path(options.saved_state), Path(self.record.directory), computed, options.saved_state_bytes
             )
-        return state
 
     async def _not_loaded(self, exchange: Exchange) -> None:
         raise loading()

@@ -94,7 +94,6 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None],
     report(Progress("tokenizer"))
     writing = reading.result()
     mx.clear_cache()
-    vocabulary = writing.vocabulary
     draft = None
     if options.draft is not None:
         if embedding is not None:
@@ -103,7 +102,7 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None],
             Path(options.draft),
             target=network,
             target_directory=directory,
-            vocabulary=vocabulary,
+            vocabulary=writing.vocabulary,
             report=report,
         )
     return Model(
@@ -118,9 +117,9 @@ def _load(directory: Path, options: Options, report: Callable[[Progress], None],
         capabilities=_capabilities(writing, embedding),
         embedding=embedding,
         weights_bytes=total,
-        longest_token=max(map(len, vocabulary), default=1),
+        longest_token=writing.longest_token,
         # Some tokenizers have tokens that the model has no logits for.
-        vocabulary=min(max(vocabulary.values(), default=-1) + 1, logits_width(config)),
+        vocabulary=min(writing.tokens, logits_width(config)),
         heads=attention_heads(config),
         line_breaks=writing.line_breaks,
         draft=draft,

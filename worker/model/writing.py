@@ -35,6 +35,10 @@ class Writing:
     dialect: Dialect
     vocabulary: dict[str, int]
     """Token ids by their texts."""
+    longest_token: int
+    """Characters of the longest of them; 1 where there is none."""
+    tokens: int
+    """Their ids go from 0 up to, and not including, this."""
     end_tokens: frozenset[int]
     line_breaks: tuple[int, ...]
     """Tokens of the line break."""
@@ -69,6 +73,8 @@ def _writing(tokenizer: Any, vocabulary: dict[str, int]) -> Writing:
         detokenizers=Detokenizers(tokenizer),
         dialect=Dialect(tokenizer),
         vocabulary=vocabulary,
+        longest_token=max(map(len, vocabulary), default=1),
+        tokens=max(vocabulary.values(), default=-1) + 1,
         end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
         line_breaks=tuple(tokenizer.encode("\n", add_special_tokens=False)),
     )

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from shared.launch import Options, Sampling
 from shared.limits import UNBOUNDED_CONTEXT
 from shared.status import FailureKind, Progress
 from tests.fixtures.tiny import Tiny, tiny_model
-from worker.model.backend import preload_blas
+from worker.model.backend import preload_blas, prepare_backend
 from worker.model.description import context_window, sampling_defaults
 from worker.model.failures import LoadError, explain
 from worker.model.loading import load
@@ -70,6 +71,17 @@ def test_a_fast_blas_is_loaded_globally_and_only_on_linux() -> None:
     assert preload_blas(platform="linux", load=missing_first, names=names) == "second"
     assert asked == [("first", ctypes.RTLD_GLOBAL), ("second", ctypes.RTLD_GLOBAL)]
     assert preload_blas(platform="linux", load=missing_first, names=("first",)) is None
+
+
+@pytest.mark.parametrize(("chosen", "counts"), [(None, "4"), ("26", "26")])
+def test_blas_does_not_spin_unless_it_was_asked_to(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None, counts: str
+) -> None:
+    monkeypatch.delenv("OPENBLAS_THREAD_TIMEOUT", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("OPENBLAS_THREAD_TIMEOUT", chosen)
+    prepare_backend()
+    assert os.environ["OPENBLAS_THREAD_TIMEOUT"] == counts
 
 
 @pytest.mark.parametrize("bits", [4, 8])
