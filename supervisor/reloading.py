@@ -98,7 +98,7 @@ class Reloading:
 
     def _problems(self) -> list[str]:
         books = self._pool.books
-        large = books.too_large([entry for entry in self._catalog.entries() if not books.surely_fits(entry)])
+        large = books.too_large(self._catalog.entries())
         return [*self._catalog.amiss(), *([books.too_little(large)] if large else [])]
 
     def _difference(self, settings: Settings, before: dict[str, ModelEntry]) -> Reloaded:

@@ -371,9 +371,7 @@ class Supervisor:
 
     def _warn_of_large_models(self) -> None:
         books = self._pool.books
-        # What a model needs beyond its weights takes a look at its files, so most are told by those alone.
-        suspects = [entry for entry in self._catalog.entries() if not books.surely_fits(entry)]
-        large = books.too_large(suspects)
+        large = books.too_large(self._catalog.entries())
         if large:
             self._tell(books.too_little(large))
         for entry, needs_bytes in large:
@@ -391,7 +389,7 @@ class Supervisor:
         if broken := sum(entry.problem is not None for entry in entries):
             names += f" ({broken} can't be loaded: mlx-supervisor list)"
         self._tell(f"serving on {url}/v1 · models: {names} · home: {self._home.path}")
-        self._events.emit("supervisor.serving", url=url, models=len(self._catalog.entries()))
+        self._events.emit("supervisor.serving", url=url, models=len(entries))
         self._notifier.ready(f"serving on {url}/v1")
 
     def _tell(self, line: str) -> None:

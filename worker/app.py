@@ -318,7 +318,7 @@ class App:
         """Let steps compute with what the share leaves for that, whenever it changes."""
 
         def bound(room: Room) -> None:
-            self._engine.compare(most_scores(model, room.pass_bytes))
+            self._engine.bound_scores(most_scores(model, room.pass_bytes))
 
         share.on_room = bound
         bound(share.room)

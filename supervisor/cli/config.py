@@ -149,7 +149,7 @@ def _looked_over(home: Path | None, settings: "Settings") -> list[str]:
     entries = catalog.entries()
     if (reason := books.pinned_too_many(settings, entries)) is not None:
         raise RefusedError(reason)
-    large = books.too_large([entry for entry in entries if not books.surely_fits(entry)])
+    large = books.too_large(entries)
     return [*catalog.amiss(), *([books.too_little(large)] if large else [])]
 
 

@@ -133,13 +133,15 @@ class Books:
         place = f"{origin.where}: " if origin is not None and origin.where else ""
         return f"{place}{reason}; unpin one, or raise memory.budget"
 
-    def surely_fits(self, entry: ModelEntry) -> bool:
+    def _surely_fits(self, entry: ModelEntry) -> bool:
         """Whether the model fits by far, told without a look at its files."""
         return 2 * entry.weights_bytes + _BY_FAR_BYTES <= self.budget_bytes
 
     def too_large(self, entries: Iterable[ModelEntry]) -> list[tuple[ModelEntry, int]]:
         """The models that can never load, and what they would count for."""
-        found = [(entry, self.traits(entry).cost_bytes) for entry in entries if entry.problem is None]
+        # What a model needs beyond its weights takes a look at its files, so most are told by those alone.
+        suspects = [entry for entry in entries if entry.problem is None and not self._surely_fits(entry)]
+        found = [(entry, self.traits(entry).cost_bytes) for entry in suspects]
         return [(entry, cost) for entry, cost in found if cost > self.budget_bytes]
 
     def too_little(self, large: Sequence[tuple[ModelEntry, int]]) -> str:

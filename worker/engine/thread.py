@@ -137,7 +137,7 @@ class Engine:
 
         self._commands.put(command)
 
-    def compare(self, most_scores: int) -> None:
+    def bound_scores(self, most_scores: int) -> None:
         """From now on compare no more than so many pairs of tokens in a step; see Batch."""
 
         def command() -> None:

@@ -1,6 +1,5 @@
 """Whether a model folder is still what it was."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -15,11 +14,8 @@ def states_of(directory: Path, *beside: str | None, weights: bool) -> States | N
     can't be told."""
     try:
         paths = [path for path in directory.iterdir() if weights or path.suffix not in _WEIGHTS]
-        return _states([*paths, *(Path(path) for path in beside if path is not None)])
+        paths += [Path(path) for path in beside if path is not None]
+        states = {str(path): path.stat() for path in paths}
     except OSError:
         return None
-
-
-def _states(paths: Iterable[Path]) -> States:
-    states = {str(path): path.stat() for path in paths}
     return {path: (state.st_ino, state.st_mtime_ns, state.st_size) for path, state in states.items()}

@@ -112,9 +112,9 @@ def test_pinned_models_must_fit_together() -> None:
 
 def test_models_that_can_never_load_are_found() -> None:
     kept = books(a=4, b=30)
-    assert kept.too_large([entry("a"), entry("b")]) == [(entry("b"), 15 * GIB)]
-    assert kept.surely_fits(entry("a", weights=4 * GIB))
-    assert not kept.surely_fits(entry("b", weights=14 * GIB))
+    a, b = entry("a", weights=4 * GIB), entry("b", weights=14 * GIB)
+    assert kept.too_large([a, b]) == [(b, 15 * GIB)]
+    assert kept.too_large([entry("b", weights=4 * GIB)]) == [], "what fits by far is looked at"
 
 
 def test_a_changed_budget_counts_at_once() -> None:
